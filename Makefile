@@ -1,0 +1,43 @@
+# Two commands: `make run` shows what this is for, `make test` checks that it works. Both set everything up first.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SEEDS ?= 1
+KILLS ?= 20
+# One thread per test process: with two processes on two cores, more threads only get in each other's way.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: run test lint types unit soak format clean
+
+run: $(VENV)/ready
+	$(BIN)/mixmatch compare digits --labels 20 --seeds $(SEEDS) --out runs/digits
+
+test: lint types unit
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/ready
+	$(BIN)/mypy
+
+unit: $(VENV)/ready
+	$(TEST_ENV) $(BIN)/pytest -n 2
+
+# Kill a run many times at random moments and compare it with one that was left alone.
+soak: $(VENV)/ready
+	$(TEST_ENV) $(BIN)/python tests/soak.py --kills $(KILLS)
+
+format: $(VENV)/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(VENV)/ready: pyproject.toml constraints.txt requirements-dev.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mixmatch needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -r requirements-dev.txt -e .
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,22 @@
+"""Errors a user can cause. Each is one line that says what is wrong and what to do about it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MixMatchError(Exception):
+    """Something the user can put right. The command line prints its message alone and exits with 2."""
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> MixMatchError:
+    """The error for a name that does not exist, with the nearest one that does.
+
+    >>> str(unknown("method", "mixmach", ["mixmatch", "supervised"]))
+    "unknown method 'mixmach': did you mean 'mixmatch'? (known: mixmatch, supervised)"
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    return MixMatchError(f"unknown {what} '{name}': {hint}(known: {', '.join(names)})")
