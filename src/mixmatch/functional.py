@@ -1,0 +1,133 @@
+"""The paper's equations as pure tensor functions: no state, no device logic, usable in anyone's own training loop.
+
+Notation is the paper's (Berthelot et al., 2019, Section 3 and Algorithm 1): a batch of B labeled images `x` with
+targets `p`, K augmentations `u` of B unlabeled images with guessed labels `q`, L classes.
+
+    >>> import torch
+    >>> sharpen(torch.tensor([0.6, 0.4]), T=0.5)
+    tensor([0.6923, 0.3077])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = [
+    "guess_labels",
+    "interleave",
+    "labeled_loss",
+    "linear_ramp",
+    "mixmatch",
+    "mixup",
+    "sharpen",
+    "unlabeled_loss",
+]
+
+
+def sharpen(p: Tensor, T: float) -> Tensor:
+    """Lower the entropy of the distributions `p` (..., L): p_i^(1/T) / sum_j p_j^(1/T), the paper's Equation 7.
+
+    T = 1 changes nothing, T = 0 is the limit, all mass on the largest entry (shared where several are largest).
+    """
+    if not T >= 0:
+        raise ValueError(f"the sharpening temperature T must be 0 or more, not {T}")
+    exact = p.float() if p.dtype in (torch.bfloat16, torch.float16) else p
+    # Dividing by the largest entry first keeps the power from underflowing to a row of zeros when T is small.
+    tiny = torch.finfo(exact.dtype).tiny
+    scaled = exact / exact.amax(dim=-1, keepdim=True).clamp_min(tiny)
+    powered = scaled.pow(1 / T if T > 0 else math.inf)
+    return (powered / powered.sum(dim=-1, keepdim=True).clamp_min(tiny)).to(p.dtype)
+
+
+@torch.no_grad()
+def guess_labels(probs: Tensor, T: float) -> Tensor:
+    """Guess labels from the predictions `probs` (K, B, L) for K augmentations: their average, sharpened.
+
+    Algorithm 1, lines 7 and 8 (Equations 6 and 7). Returns (B, L); no gradient flows through a guess (Section 3.4).
+    """
+    return sharpen(probs.mean(dim=0), T)
+
+
+def mixup(
+    x1: Tensor, p1: Tensor, x2: Tensor, p2: Tensor, lam: Tensor, keep_order: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Mix examples (x1, p1) with (x2, p2), one lambda per example: Equations 8 to 11.
+
+    `lam` (B,) is lambda as drawn from Beta(alpha, alpha). With `keep_order` max(lambda, 1 - lambda) is used, so that
+    the result stays nearer to x1; without it this is vanilla MixUp.
+    """
+    if lam.shape != x1.shape[:1]:
+        raise ValueError(f"lam needs one value per example, shape ({x1.shape[0]},), but has shape {tuple(lam.shape)}")
+    if keep_order:
+        lam = torch.maximum(lam, 1 - lam)
+
+    def mix(a: Tensor, b: Tensor) -> Tensor:
+        # One-hot targets may come as whole numbers, which could not hold lambda.
+        weight = lam.to(a.dtype if a.is_floating_point() else lam.dtype).reshape(-1, *[1] * (a.dim() - 1))
+        return weight * a + (1 - weight) * b
+
+    return mix(x1, x2), mix(p1, p2)
+
+
+def mixmatch(
+    x: Tensor, p: Tensor, u: Tensor, q: Tensor, lam: Tensor, perm: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mix labeled and unlabeled examples with one shuffle of them all: Algorithm 1, lines 10 to 14.
+
+    Args:
+        x: augmented labeled images (B, ...).
+        p: their targets (B, L).
+        u: K augmentations of the unlabeled images (K, B, ...).
+        q: the guessed labels (B, L), shared by the K augmentations.
+        lam: one lambda for each of the B + K*B rows, as drawn.
+        perm: row i of the union is mixed with row perm[i]. A shuffle of all rows is MixMatch; other partners are
+            its ablations.
+
+    Returns:
+        x' (B, ...), p' (B, L), u' (K, B, ...), q' (K, B, L).
+    """
+    K, B = u.shape[:2]
+    images = torch.cat([x, u.flatten(0, 1)])
+    targets = torch.cat([p, q.repeat(K, 1).to(p.dtype if p.is_floating_point() else q.dtype)])
+    images, targets = mixup(images, targets, images[perm], targets[perm], lam)
+    n = len(x)
+    return images[:n], targets[:n], images[n:].reshape(u.shape), targets[n:].reshape(K, B, -1)
+
+
+def interleave(batches: Sequence[Tensor]) -> list[Tensor]:
+    """Swap rows among K + 1 batches of B rows so that each is a fair sample of all; applying it twice undoes it.
+
+    Each batch is cut into K + 1 groups, the remainder going to the last ones (B = 64, K = 2: 21, 21, 22), and group i
+    of the first batch is swapped with group i of batch i. Batch norm needs it: only the first batch updates the
+    running statistics, and unmixed it would hold labeled images alone.
+    """
+    count, rows = len(batches), len(batches[0])
+    if any(len(batch) != rows for batch in batches):
+        raise ValueError(f"interleave needs batches of equal length, not {[len(batch) for batch in batches]}")
+    sizes = [rows // count + (i >= count - rows % count) for i in range(count)]
+    cuts = [0, *accumulate(sizes)]
+    groups = [[batch[a:b] for a, b in pairwise(cuts)] for batch in batches]
+    for i in range(1, count):
+        groups[0][i], groups[i][i] = groups[i][i], groups[0][i]
+    return [torch.cat(group) for group in groups]
+
+
+def labeled_loss(logits: Tensor, p: Tensor) -> Tensor:
+    """L_X, Equation 3: the mean cross-entropy of `logits` (..., L) against the soft targets `p` (..., L)."""
+    return -(p * F.log_softmax(logits, dim=-1)).sum(dim=-1).mean()
+
+
+def unlabeled_loss(logits: Tensor, q: Tensor) -> Tensor:
+    """L_U, Equation 4: the squared difference of prediction and guess, averaged over rows and over classes."""
+    return (q - F.softmax(logits, dim=-1)).square().mean()
+
+
+def linear_ramp(step: Tensor, length: float) -> Tensor:
+    """From 0 at the first step to 1 after `length` steps and from then on; a length of 0 is 1 at once."""
+    return (step / length).clamp(0, 1) if length > 0 else torch.ones_like(step)
