@@ -1,0 +1,61 @@
+"""Randomness as data: everything random in a step is a pure function of (seed, stream name, step).
+
+Each draw comes from a counter-based generator (Philox) keyed by the seed and the stream's name, with the step as its
+counter. Nothing is carried from step to step, so a resumed run draws what an uninterrupted one would have drawn,
+every device trains on the same draws, and several processes can slice one stream.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+Draws = dict[str, npt.NDArray[np.generic]]
+"""Named arrays drawn for one step."""
+
+
+@lru_cache(maxsize=256)
+def _key(seed: int, stream: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}/{stream}".encode()).digest()[:16], "little")
+
+
+def generator(seed: int, stream: str, step: int) -> np.random.Generator:
+    """The generator for one step of one stream."""
+    return np.random.Generator(np.random.Philox(key=_key(seed, stream), counter=[0, 0, 0, step]))
+
+
+def torch_seed(seed: int, stream: str, step: int = 0) -> int:
+    """A 63-bit seed for torch's own generator, for what can only be drawn by torch (initial weights, dropout)."""
+    return int(generator(seed, stream, step).integers(2**63))
+
+
+class Sampler:
+    """Endless batches of row numbers below `size`: each row once per pass, passes shuffled anew and joined seamlessly.
+
+    Which rows a step gets depends on the step alone; the shuffle of the pass last used is kept to save work.
+    """
+
+    def __init__(self, size: int, batch_size: int, seed: int, stream: str) -> None:
+        self.size, self.batch_size, self.seed, self.stream = size, batch_size, seed, stream
+        self._pass = -1
+        self._order: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
+    def rows(self, step: int) -> npt.NDArray[np.int64]:
+        """The rows of a step's batch (batch_size,)."""
+        first = step * self.batch_size
+        taken: list[npt.NDArray[np.int64]] = []
+        missing = self.batch_size
+        while missing:
+            number, offset = divmod(first + self.batch_size - missing, self.size)
+            taken.append(self._shuffle(number)[offset : offset + missing])
+            missing -= len(taken[-1])
+        return np.concatenate(taken)
+
+    def _shuffle(self, number: int) -> npt.NDArray[np.int64]:
+        if number != self._pass:
+            self._order = generator(self.seed, self.stream, number).permutation(self.size)
+            self._pass = number
+        return self._order
