@@ -1,0 +1,100 @@
+"""Data sets as arrays. `load("cifar10")` reads a published data set, downloading it the first time.
+
+What each is, where its files come from and who reads them is told by `SOURCES`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mixmatch.data import cifar, digits, stl10, svhn
+from mixmatch.data.files import Layout, Warn, choose, data_folder, fetch, print_warning
+from mixmatch.data.source import UNKNOWN, Images, Source
+from mixmatch.errors import MixMatchError, unknown
+
+__all__ = ["SOURCES", "UNKNOWN", "Images", "Source", "SourceInfo", "load", "source_info"]
+
+
+@dataclass(frozen=True)
+class SourceInfo:
+    """A data set as it is published."""
+
+    title: str
+    classes: int
+    image_shape: tuple[int, int, int]
+    """(H, W, C)"""
+    train: int
+    """Labeled images to train on."""
+    test: int
+    loader: Callable[[Path, Layout], Source]
+    """Reads the files of a layout that are in the data folder."""
+    unlabeled: int = 0
+    """Images to train on whose class nobody knows."""
+    layouts: tuple[Layout, ...] = ((),)
+    """The forms it is published in; the first is the one that is downloaded."""
+    download_mb: int = 0
+
+    @property
+    def files(self) -> Layout:
+        """The files that are downloaded if none are there."""
+        return self.layouts[0]
+
+
+SOURCES: dict[str, SourceInfo] = {
+    "digits": SourceInfo("scikit-learn digits", 10, (8, 8, 1), 1297, 500, digits.load),
+    "cifar10": SourceInfo(
+        "CIFAR-10", 10, (32, 32, 3), 50_000, 10_000, cifar.CIFAR10.load,
+        layouts=cifar.CIFAR10.layouts, download_mb=170,
+    ),
+    "cifar100": SourceInfo(
+        "CIFAR-100", 100, (32, 32, 3), 50_000, 10_000, cifar.CIFAR100.load,
+        layouts=cifar.CIFAR100.layouts, download_mb=169,
+    ),
+    "svhn": SourceInfo(
+        "SVHN", 10, (32, 32, 3), 73_257, 26_032, svhn.load, layouts=(svhn.LAYOUT,), download_mb=246
+    ),
+    "svhn-extra": SourceInfo(
+        "SVHN+Extra", 10, (32, 32, 3), 604_388, 26_032, svhn.load,
+        layouts=(svhn.LAYOUT_EXTRA,), download_mb=1576,
+    ),
+    "stl10": SourceInfo(
+        "STL-10", 10, (96, 96, 3), 5_000, 8_000, stl10.load,
+        unlabeled=100_000, layouts=(stl10.LAYOUT,), download_mb=2640,
+    ),
+}  # fmt: skip
+
+
+def source_info(name: str) -> SourceInfo:
+    """What `SOURCES` tells of a name, or an error that names the nearest."""
+    if name not in SOURCES:
+        raise unknown("data set", name, SOURCES)
+    return SOURCES[name]
+
+
+def load(
+    name: str,
+    data_dir: str | os.PathLike[str] | None = None,
+    *,
+    strict: bool = False,
+    download: bool = True,
+    warn: Warn = print_warning,
+) -> Source:
+    """The data set of that name, from the data folder (else MIXMATCH_DATA, else ~/.cache/mixmatch/data).
+
+    Missing files are downloaded unless `download` is off. Files that are not the published ones are used with a
+    warning; `strict` makes that an error. Images are memory-mapped from a cache of decoded ones.
+
+    >>> load("digits").train.images.shape
+    (1297, 8, 8, 1)
+    """
+    info = source_info(name)
+    folder = data_folder(data_dir)
+    layout = choose(info.layouts, folder)
+    try:
+        fetch(layout, folder, strict=strict, download=download, warn=warn)
+        return info.loader(folder, layout)
+    except OSError as error:
+        raise MixMatchError(f"cannot read {error.filename or name}: {error.strerror or error}") from error

@@ -1,0 +1,164 @@
+"""Who is labeled: the official procedure of the paper's authors, and the split as an object.
+
+The authors' script shuffles each class with NumPy's legacy generator and then deals labels out so that the classes
+keep their proportions, which makes their splits exactly reproducible.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mixmatch.data.source import UNKNOWN, Source
+from mixmatch.errors import MixMatchError
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Row numbers: `labeled`, `unlabeled` and `valid` into a source's training images, `test` into its test images."""
+
+    labeled: Indices
+    unlabeled: Indices
+    valid: Indices
+    test: Indices
+
+    @property
+    def hash(self) -> str:
+        """A short name for exactly this split: equal for equal splits, whatever machine made them."""
+        digest = hashlib.sha256()
+        for part in (self.labeled, self.unlabeled, self.valid, self.test):
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(np.ascontiguousarray(part, dtype="<i8").tobytes())
+        return digest.hexdigest()[:16]
+
+    def counts(self) -> dict[str, int]:
+        """How many images each part has."""
+        return {name: len(getattr(self, name)) for name in ("labeled", "unlabeled", "valid", "test")}
+
+
+def labeled_split(labels: npt.NDArray[np.integer], num_labels: int, seed: int, balanced: bool = False) -> Indices:
+    """The images that get a label, by the official procedure: row numbers, in the order in which they are dealt out.
+
+    Each class is shuffled (seed 0: is not), then labels go one by one to the class that lags furthest behind its
+    share, which is its frequency, or the same for all if `balanced`. The first n of a larger set with the same seed
+    are the set of size n.
+
+    Args:
+        labels: the class of each training image (N,), -1 where it is not known.
+        num_labels: how many images to label.
+        seed: the paper uses 1 to 5.
+    """
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(f"labels must be one whole number per image, not {labels.dtype} of shape {labels.shape}")
+    rows = [np.flatnonzero(labels == c) for c in range(int(labels.max(initial=0)) + 1)]
+    _check_request(num_labels, [len(r) for r in rows])
+    if seed:
+        random = np.random.RandomState(seed)
+        for r in rows:
+            random.shuffle(r)
+    share = _shares(rows, balanced)
+    taken = np.zeros(len(rows), np.int64)
+    chosen = []
+    for _ in range(num_labels):
+        c = _most_behind(share, taken)
+        if taken[c] == len(rows[c]) == 0:
+            raise MixMatchError(f"there are no training images of class {c}: leave the class out")
+        if taken[c] == len(rows[c]):
+            raise MixMatchError(
+                f"{num_labels:,} labels need more than the {len(rows[c]):,} images of class {c}: ask for fewer labels"
+            )
+        chosen.append(rows[c][taken[c]])
+        taken[c] += 1
+    return np.array(chosen, np.int64)
+
+
+def make_split(source: Source, labels: int | Literal["all"], seed: int, valid: int = 0) -> Split:
+    """Split a source as the paper does: `labels` labeled images, the rest unlabeled but for `valid` held out ones.
+
+    Labeled images are left out of the unlabeled set. The held-out images are the first of the unlabeled ones in the
+    official order, or, when all images are labeled, the first in the file. Of a source with published folds (STL-10)
+    fold number `seed` is the labeled set when as many labels are asked for as a fold has.
+    """
+    known = source.train.labels
+    labelable = np.flatnonzero(known != UNKNOWN)
+    test = np.arange(len(source.test), dtype=np.int64)
+    if labels == "all" or labels == len(labelable):
+        labeled, rest = labelable, np.flatnonzero(known == UNKNOWN)
+        if len(rest) == 0:
+            labeled, rest = labelable[valid:], labelable[:valid]
+    else:
+        fold = _fold(source, labels, seed)
+        labeled = labeled_split(known, labels, seed, source.balanced) if fold is None else fold
+        rest = _official_order(known, labeled, source.balanced)
+    if not 0 <= valid <= len(rest):
+        raise MixMatchError(f"cannot hold out {valid:,} images for validation: {len(rest):,} are not labeled")
+    missing = sorted(set(range(len(source.classes))) - set(known[labeled].tolist()))
+    if missing:
+        names = ", ".join(source.classes[c] for c in missing[:5]) + (" ..." if len(missing) > 5 else "")
+        raise MixMatchError(
+            f"{len(labeled):,} labels leave {len(missing)} of the {len(source.classes)} classes without any ({names}): "
+            "ask for more labels"
+        )
+    return Split(labeled=labeled, unlabeled=rest[valid:], valid=rest[:valid], test=test)
+
+
+def _check_request(num_labels: int, available: list[int]) -> None:
+    total = sum(available)
+    if num_labels < 1:
+        raise MixMatchError(f"{num_labels} labels asked for: ask for at least one per class")
+    if num_labels > total:
+        raise MixMatchError(f"{num_labels:,} labels asked for, but there are only {total:,} images with one")
+
+
+def _shares(rows: list[Indices], balanced: bool) -> npt.NDArray[np.float64]:
+    counts = np.array([len(r) for r in rows], np.float64)
+    return np.ones_like(counts) if balanced else counts / counts.max()
+
+
+def _most_behind(share: npt.NDArray[np.float64], taken: Indices) -> int:
+    return int(np.argmax(share - taken / max(taken.max(), 1)))
+
+
+def _fold(source: Source, labels: int, seed: int) -> Indices | None:
+    """The published fold, if there are folds of this size. Seed s is line s from 0, as in the authors' script."""
+    if source.name == "stl10" and labels == 1000 and not source.folds:
+        raise MixMatchError("STL-10's sets of 1,000 labels are published in fold_indices.txt: put it beside its images")
+    if not source.folds or labels != len(source.folds[0]):
+        return None
+    if not 0 <= seed < len(source.folds):
+        raise MixMatchError(
+            f"{source.name} has published label sets of {labels:,} for seeds 0 to {len(source.folds) - 1}, not {seed}"
+        )
+    return source.folds[seed]
+
+
+def _official_order(labels: npt.NDArray[np.int64], labeled: Indices, balanced: bool) -> Indices:
+    """The unlabeled images in the order of the authors' files, in which classes take turns by their share.
+
+    Only the first `valid` of them depend on this order: they are the held-out images.
+    """
+    classes = np.where(labels == UNKNOWN, 0, labels)  # the authors gave STL-10's unlabeled images class 0
+    share = _shares([np.flatnonzero(classes == c) for c in range(int(classes.max()) + 1)], balanced)
+    is_labeled = np.zeros(len(labels), bool)
+    is_labeled[labeled] = True
+    taken = np.zeros(len(share), np.int64)
+    waiting: list[deque[int]] = [deque() for _ in share]
+    order: list[int] = []
+    turn = _most_behind(share, taken)
+    for row in np.flatnonzero(~is_labeled).tolist():
+        waiting[classes[row]].append(row)
+        while waiting[turn]:
+            order.append(waiting[turn].popleft())
+            taken[turn] += 1
+            turn = _most_behind(share, taken)
+    for left in waiting:
+        order.extend(left)
+    return np.array(order, np.int64)

@@ -1,0 +1,104 @@
+"""`mixmatch data list` and `mixmatch data check`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+from typer.testing import CliRunner
+
+from mixmatch.cli.data import app
+from mixmatch.errors import MixMatchError
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tiny CIFAR-100 whose last class has no image in the test set."""
+    where = tmp_path / "cifar-100-binary"
+    where.mkdir()
+    (where / "train.bin").write_bytes(b"".join(bytes([0, label]) + bytes([label]) * 3072 for label in range(100)))
+    (where / "test.bin").write_bytes(b"".join(bytes([0, label]) + bytes([label]) * 3072 for label in range(99)))
+    return tmp_path
+
+
+def test_list(folder: Path) -> None:
+    result = runner.invoke(app, ["list", "--data-dir", str(folder)])
+    assert result.exit_code == 0
+    lines = {line.split()[0]: line for line in result.stdout.splitlines() if line.split()}
+    for name, words in {
+        "digits": ["1,297", "500", "yes"],
+        "cifar10": ["50,000", "10,000", "170 MB", "no"],
+        "cifar100": ["50,000", "100", "yes"],
+        "svhn-extra": ["604,388", "26,032", "no"],
+        "stl10": ["5,000", "100,000", "8,000", "96x96x3", "no"],
+    }.items():
+        assert all(word in lines[name] for word in words)
+
+
+def test_list_json(folder: Path) -> None:
+    (folder / "train_32x32.mat").touch()
+    result = runner.invoke(app, ["list", "--data-dir", str(folder), "--json"])
+    rows = {row["name"]: row for row in json.loads(result.stdout)["data_sets"]}
+    assert rows["cifar100"]["complete"]
+    assert rows["cifar100"]["missing"] == []
+    assert not rows["svhn"]["complete"]
+    assert rows["svhn"]["present"] == ["train_32x32.mat"]
+    assert rows["svhn"]["missing"] == ["test_32x32.mat"]
+
+
+def test_check_json(folder: Path) -> None:
+    result = runner.invoke(app, ["check", "cifar100", "--data-dir", str(folder), "--no-download", "--json"])
+    assert result.exit_code == 0
+    report = json.loads(result.stdout)
+    content = (folder / "cifar-100-binary/train.bin").read_bytes()
+    assert report["files"][0] == {
+        "file": "cifar-100-binary/train.bin",
+        "md5": hashlib.md5(content).hexdigest(),
+        "published_md5": "6172c7755cfe09b2fe270c85cebc1b15",
+        "verdict": "differs",
+    }
+    assert report["image_shape"] == [32, 32, 3]
+    assert (report["train"]["images"], report["test"]["images"]) == (100, 99)
+    assert report["test"]["per_class"]["98"] == 1
+    assert report["test"]["per_class"]["99"] == 0
+    expected = hashlib.sha256(b"".join(bytes([label]) * 3072 for label in range(100))).hexdigest()
+    assert report["train"]["sha256"] == expected
+    assert result.stderr.count("warning: ") == 2
+
+
+def test_check_digits(tmp_path: Path) -> None:
+    result = runner.invoke(app, ["check", "digits", "--data-dir", str(tmp_path)])
+    assert result.exit_code == 0
+    pixels = np.rint(load_digits().data[:1297] * 255 / 16).astype(np.uint8)
+    assert f"pixel sha256 of train: {hashlib.sha256(pixels.tobytes()).hexdigest()}" in result.stdout
+    assert "8x8x1" in result.stdout
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["check", "cifar100", "--strict"], "not the published file"),
+        (["check", "svhn", "--no-download"], "downloads are off"),
+        (["check", "cifar1000"], "did you mean 'cifar100'"),
+    ],
+)
+def test_errors_are_left_to_the_main_program(arguments: list[str], why: str, folder: Path) -> None:
+    result = runner.invoke(app, [*arguments, "--data-dir", str(folder)])
+    assert result.exit_code != 0
+    assert isinstance(result.exception, MixMatchError)
+    assert why in str(result.exception)
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list", "--help"], ["check", "--help"]])
+def test_help_has_examples(arguments: list[str]) -> None:
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 0
+    assert "mixmatch data" in result.stdout
