@@ -1,0 +1,3 @@
+from mixmatch.cli import main
+
+main()

@@ -1,0 +1,185 @@
+"""Train, load: the two calls most people need. The command line is a thin layer over them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from mixmatch import networks
+from mixmatch import settings as settings_
+from mixmatch.classifier import Classifier
+from mixmatch.data import load as load_data
+from mixmatch.data.source import Source
+from mixmatch.data.split import make_split
+from mixmatch.draws import torch_seed
+from mixmatch.errors import MixMatchError
+from mixmatch.settings import Settings
+from mixmatch.training import engine, progress
+from mixmatch.training.checkpoint import Checkpoint
+from mixmatch.training.record import make_record
+from mixmatch.training.run import Record, RunFolder
+
+Device = Literal["auto", "cpu", "cuda", "mps"]
+
+
+def train(
+    data: str | Source,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    checkpoint: str | None = None,
+    checkpoint_every: int | None = None,
+    network: str | nn.Module | None = None,
+    device: str = "auto",
+    data_dir: str | Path | None = None,
+    strict: bool = False,
+    reporter: progress.Reporter | None = None,
+    **settings: Any,
+) -> Record:
+    """Train a classifier; the run is a folder that holds the model, its metrics and all it takes to go on.
+
+    Args:
+        data: a built-in name (`digits`, `cifar10`, ...) or a `Source` of your own arrays.
+        out: the run folder; by default `runs/DATA-METHOD-LABELS-seedSEED`.
+        resume: go on with the run in `out`. Settings not given are the run's own; others are refused.
+        checkpoint: resume from this checkpoint instead of the newest.
+        checkpoint_every: steps between checkpoints; by default one a minute.
+        network: a name for `mixmatch.networks.build`, or any `torch.nn.Module` that maps images to logits.
+        device: `auto`, `cpu`, `cuda`, `mps`.
+        data_dir: where the data files are; by default MIXMATCH_DATA or a cache folder.
+        strict: refuse data files that are not the published ones.
+        reporter: what to show meanwhile; by default a progress bar on a terminal.
+        **settings: any of `mixmatch.settings.Settings` and of the method: `method`, `labels`, `seed`, `steps`,
+            `batch_size`, `lambda_u`, ... What is not given is what the paper used for this data set.
+
+    Returns:
+        The record of the finished run; `record["error"]` is the test error in percent.
+
+    Raises:
+        MixMatchError: for anything the caller can put right.
+        Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
+    """
+    name = data if isinstance(data, str) else data.name
+    if isinstance(network, str):
+        settings["network"] = network
+    elif network is not None:
+        settings["network"] = f"custom:{type(network).__name__}"
+    where = pick_device(device)
+    settings = {name: value for name, value in settings.items() if value is not None}
+    if checkpoint_every is not None and checkpoint_every < 1:
+        raise MixMatchError(f"checkpoint_every={checkpoint_every} must be 1 or more")
+
+    wanted = _with_precision(settings_.resolve(name, settings), settings, where)
+    run = RunFolder(Path(out) if out is not None else default_folder(wanted))
+    if run.exists():
+        wanted = _continued(run, name, settings, resume)
+        finished = run.result()
+        if finished is not None and checkpoint is None:
+            return finished
+    source = load_data(data, data_dir, strict=strict) if isinstance(data, str) else data
+    split = make_split(source, wanted.labels, wanted.seed, wanted.valid)
+    with run.lock(), torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
+        height, width, channels = source.image_shape
+        torch.manual_seed(torch_seed(wanted.seed, "init"))
+        module = (
+            network
+            if isinstance(network, nn.Module)
+            else networks.build(wanted.network, len(source.classes), (channels, height, width))
+        )
+        trainer = engine.Trainer(wanted, source, split, module, where)
+        saved = _begin_or_go_on(run, wanted, source, trainer, checkpoint)
+        shown = reporter if reporter is not None else progress.on_stderr()
+        seconds = engine.fit(
+            trainer, run, progress.Several(shown, progress.TensorBoard(run.path)), saved, checkpoint_every
+        )
+        module.load_state_dict({**module.state_dict(), **trainer.model.ema})
+        Classifier(module, wanted.network, source.classes, (channels, height, width)).save(run.model)
+        record = make_record(wanted, split, run.metrics(), seconds, where)
+        run.write_result(record)
+        return record
+
+
+def load(path: str | Path, *, device: str = "auto", network: nn.Module | None = None) -> Classifier:
+    """The classifier of a run folder or of a model.safetensors file. An unfinished run gives its newest checkpoint."""
+    where = pick_device(device)
+    path = Path(path)
+    if path.is_file():
+        return Classifier.load(path, where, network)
+    run = RunFolder(path)
+    config = run.config()
+    if run.model.exists():
+        return Classifier.load(run.model, where, network)
+    saved = run.load_checkpoint()
+    if saved is None:
+        raise MixMatchError(f"{path} has no model yet: its training has not reached a checkpoint")
+    shape = tuple(config["input_shape"])
+    settings, classes = settings_.from_dict(config["settings"]), tuple(config["classes"])
+    module = network or networks.build(settings.network, len(classes), shape)
+    module.load_state_dict({**saved.weights, **saved.ema})
+    return Classifier(module.to(where), settings.network, classes, shape)
+
+
+def pick_device(name: str) -> torch.device:
+    """A device by name; `auto` is the best there is."""
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if available[kind]))
+    kind = name.partition(":")[0]
+    if kind not in available:
+        raise MixMatchError(f"unknown device '{name}': use auto, cpu, cuda or mps")
+    if not available[kind]:
+        raise MixMatchError(f"device '{name}' is not available here: use --device cpu")
+    return torch.device(name)
+
+
+def default_folder(settings: Settings) -> Path:
+    return Path("runs") / f"{settings.data}-{settings.method}-{settings.labels}-seed{settings.seed}"
+
+
+def _with_precision(resolved: Settings, given: dict[str, Any], device: torch.device) -> Settings:
+    """bf16 where it pays, on CUDA, unless said otherwise."""
+    return resolved if "precision" in given or device.type != "cuda" else replace(resolved, precision="bf16")
+
+
+def _continued(run: RunFolder, data: str, given: dict[str, Any], resume: bool) -> Settings:
+    """The settings of a run that is to be gone on with; what is given must not contradict them."""
+    if not resume:
+        raise MixMatchError(f"{run.path} holds a run already: go on with it with --resume, or choose another --out")
+    before = settings_.from_dict(run.config()["settings"])
+    flat = {**before.to_dict(), **before.method_settings}
+    known = {name: value for name, value in flat.items() if name not in ("data", "method_settings")}
+    if "method" in given and given["method"] != before.method:  # another method has other settings
+        known = {}
+    now = settings_.resolve(data, {**known, **given})
+    different = settings_.differences(before, now)
+    if different:
+        raise MixMatchError(
+            f"{run.path} was made with other settings ({'; '.join(different)}): "
+            "resume with its own, or choose another --out"
+        )
+    return before
+
+
+def _begin_or_go_on(
+    run: RunFolder, settings: Settings, source: Source, trainer: engine.Trainer, name: str | None
+) -> Checkpoint | None:
+    height, width, channels = source.image_shape
+    split = {"hash": trainer.split.hash, **trainer.split.counts(), "labeled_rows": trainer.split.labeled.tolist()}
+    config = {
+        "settings": settings.to_dict(),
+        "classes": list(source.classes),
+        "input_shape": [channels, height, width],
+        "split": split,
+    }
+    if not run.exists():
+        run.write_config(config)
+        return None
+    if run.config()["split"]["hash"] != split["hash"]:
+        raise MixMatchError(
+            f"the data has changed since {run.path} was started (another split): start again in another folder"
+        )
+    return run.load_checkpoint(name)

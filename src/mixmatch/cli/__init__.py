@@ -1,0 +1,69 @@
+"""The command line. One file a command, each thin: parse, call, print."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from mixmatch import __version__
+from mixmatch.cli import compare, data, evaluate, predict, train
+from mixmatch.cli.options import ManyValues
+from mixmatch.errors import MixMatchError
+from mixmatch.training.engine import Interrupted
+
+app = typer.Typer(
+    name="mixmatch",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="""Train image classifiers from few labels and many unlabeled images.
+
+    Examples:
+
+      mixmatch compare digits --labels 20
+
+      mixmatch train cifar10 --labels 250 --out runs/cifar
+
+      mixmatch predict runs/cifar photos/
+    """,
+)
+app.command()(train.train)
+app.command(cls=ManyValues)(compare.compare)
+app.command()(evaluate.evaluate)
+app.command()(predict.predict)
+app.add_typer(data.app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None: ...
+
+
+def main() -> None:
+    """Run a command. What a user can put right is one line on standard error and exit code 2."""
+    try:
+        app()
+    except MixMatchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Interrupted as stopped:
+        print(f"stopped at step {stopped.step:,}, which is saved: go on with --resume", file=sys.stderr)
+        sys.exit(128 + stopped.signal)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # `mixmatch ... | head`
+        sys.stderr.close()
+        sys.exit(141)

@@ -1,0 +1,67 @@
+"""`mixmatch compare`: methods on the same labels, as one table and one picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from mixmatch.cli.options import DataDir, Device, Json, console, parse_labels, print_json
+from mixmatch.errors import unknown
+from mixmatch.experiments.compare import compare as run_all
+from mixmatch.experiments.compare import plot, summarize
+from mixmatch.methods import METHODS
+
+
+def compare(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A data set; see [b]mixmatch data list[/b].")],
+    methods: Annotated[list[str], typer.Option(help="Methods to train, one after the other.")] = [  # noqa: B006
+        "supervised",
+        "mixmatch",
+    ],
+    labels: Annotated[str | None, typer.Option(metavar="N|all", help="How many images are labeled.")] = None,
+    seeds: Annotated[list[int], typer.Option(help="One run of each method per seed.")] = [1],  # noqa: B006
+    steps: Annotated[int | None, typer.Option(help="How many steps to train.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Labeled images a step, and unlabeled ones.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs (default: runs/compare-DATA).")] = None,
+    data_dir: DataDir = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Train several methods on the same labels and show what each reaches.
+
+    Runs that are finished already are not trained again, interrupted ones are resumed.
+
+    Examples:
+
+      mixmatch compare digits --labels 20
+
+      mixmatch compare digits --labels 20 --seeds 1 2 3
+
+      mixmatch compare cifar10 --labels 250 --methods supervised mixmatch --steps 8192
+    """
+    for method in methods:
+        if method not in METHODS:
+            raise unknown("method", method, METHODS)
+    folder = out or Path("runs") / f"compare-{data}"
+    options: dict[str, Any] = {"labels": parse_labels(labels), "steps": steps, "batch_size": batch_size}
+    records = run_all(data, methods, list(dict.fromkeys(seeds)), folder, data_dir=data_dir, device=device, **options)
+    rows = summarize(records)
+    plot(records, folder / "error.png")
+    if as_json:
+        print_json({"rows": rows, "records": records})
+        return
+    table = Table("method", box=box.SIMPLE)
+    for column in ("labels", "seeds", "test error, %", "seconds a run"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        deviation = "" if row["deviation"] is None else f" ± {row['deviation']:.2f}"
+        seeds_text = " ".join(map(str, row["seeds"]))
+        table.add_row(
+            row["method"], f"{row['labels']:,}", seeds_text, f"{row['error']:.2f}{deviation}", f"{row['seconds']:.1f}"
+        )
+    console().print(table)
+    console().print(f"error over steps: {folder / 'error.png'}", soft_wrap=True)

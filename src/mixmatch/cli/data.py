@@ -1,0 +1,150 @@
+"""`mixmatch data`: which data sets there are, which of them are at hand, and whether they are the published ones."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich import box
+from rich.table import Table
+
+from mixmatch import data
+from mixmatch.cli.options import DataDir, Json, Strict, console, print_json
+from mixmatch.data.files import choose, complete, data_folder, inspect, print_warning
+from mixmatch.data.source import Images
+
+app = typer.Typer(
+    name="data",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="""List the data sets and check the ones you have.
+
+    Examples:
+
+      mixmatch data list
+
+      mixmatch data list --data-dir ~/data --json
+
+      mixmatch data check digits
+
+      mixmatch data check cifar10 --strict
+    """,
+)
+
+
+@app.command("list")
+def list_(data_dir: DataDir = None, as_json: Json = False) -> None:
+    """List the data sets: how many images, how large, and what of them is in the data folder.
+
+    Examples:
+
+      mixmatch data list
+
+      mixmatch data list --json
+    """
+    folder = data_folder(data_dir)
+    rows = [_row(name, info, folder) for name, info in data.SOURCES.items()]
+    if as_json:
+        print_json({"data_dir": str(folder), "data_sets": rows})
+        return
+    table = Table("name", "train", "unlabeled", "test", "classes", "image", "download", "here", box=box.SIMPLE)
+    for row in rows:
+        size = f"{row['download_mb']:,} MB" if row["download_mb"] else "none"
+        images = [f"{row[part]:,}" for part in ("train", "unlabeled", "test")]
+        shape = "x".join(map(str, row["image_shape"]))
+        table.add_row(row["name"], *images, str(row["classes"]), shape, size, _presence(row))
+    console().print(f"data folder: {folder}", soft_wrap=True)
+    console().print(table)
+
+
+@app.command()
+def check(
+    name: Annotated[str, typer.Argument(metavar="DATA", help="The name of a data set; see [b]mixmatch data list[/b].")],
+    data_dir: DataDir = None,
+    strict: Strict = False,
+    download: Annotated[bool, typer.Option(help="Download what is missing.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Load a data set, downloading what is missing, and tell what it holds.
+
+    Examples:
+
+      mixmatch data check digits
+
+      mixmatch data check svhn --no-download --json
+    """
+    folder = data_folder(data_dir)
+    source = data.load(name, folder, strict=strict, download=download, warn=print_warning)
+    files = [
+        {"file": verdict.file.path, "md5": verdict.md5, "published_md5": verdict.file.md5, "verdict": verdict.text}
+        for verdict in inspect(choose(data.SOURCES[name].layouts, folder), folder)
+    ]
+    parts = {"train": _part(source.train, source.classes), "test": _part(source.test, source.classes)}
+    shape = list(source.image_shape)
+    if as_json:
+        folds = [len(fold) for fold in source.folds]
+        print_json(
+            {"name": name, "data_dir": str(folder), "image_shape": shape, "folds": folds, "files": files} | parts
+        )
+        return
+    screen = console()
+    if files:
+        table = Table("file", "md5", "verdict", box=box.SIMPLE)
+        for file in files:
+            table.add_row(file["file"], file["md5"] or "", file["verdict"])
+        screen.print(table)
+    table = Table("class", *parts, box=box.SIMPLE)
+    for label in source.classes:
+        table.add_row(label, *(f"{part['per_class'][label]:,}" for part in parts.values()))
+    table.add_row("unlabeled", *(f"{part['unlabeled']:,}" for part in parts.values()))
+    table.add_row("images", *(f"{part['images']:,}" for part in parts.values()))
+    screen.print(table)
+    screen.print(f"image shape: {'x'.join(map(str, shape))}")
+    for title, part in parts.items():
+        screen.print(f"pixel sha256 of {title}: {part['sha256']}", soft_wrap=True)
+
+
+def _row(name: str, info: data.SourceInfo, folder: Path) -> dict[str, Any]:
+    layout = choose(info.layouts, folder)
+    return {
+        "name": name,
+        "title": info.title,
+        "train": info.train,
+        "unlabeled": info.unlabeled,
+        "test": info.test,
+        "classes": info.classes,
+        "image_shape": list(info.image_shape),
+        "download_mb": info.download_mb,
+        "complete": complete(layout, folder),
+        "present": [file.path for file in layout if (folder / file.path).is_file()],
+        "missing": [file.path for file in layout if not file.optional and not (folder / file.path).is_file()],
+    }
+
+
+def _presence(row: dict[str, Any]) -> str:
+    if row["complete"]:
+        return "[green]yes[/green]"
+    if not row["present"]:
+        return "no"
+    first, *others = row["missing"]
+    return f"{first} is missing" if not others else f"{len(others) + 1} files are missing"
+
+
+def _part(part: Images, classes: tuple[str, ...]) -> dict[str, Any]:
+    counts = np.bincount(part.labels[part.labels >= 0], minlength=len(classes)).tolist()
+    return {
+        "images": len(part),
+        "unlabeled": int((part.labels < 0).sum()),
+        "per_class": dict(zip(classes, counts, strict=True)),
+        "sha256": _sha256(part),
+    }
+
+
+def _sha256(part: Images) -> str:
+    digest = hashlib.sha256()
+    for start in range(0, len(part), 1000):
+        digest.update(np.ascontiguousarray(part.images[start : start + 1000]).data)
+    return digest.hexdigest()

@@ -1,0 +1,58 @@
+"""`mixmatch evaluate`: the error of a run's model on the test images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from mixmatch import api
+from mixmatch.cli.options import DataDir, Device, Json, Run, Strict, console, print_json
+from mixmatch.data import load as load_data
+from mixmatch.data.split import make_split
+from mixmatch.settings import from_dict
+from mixmatch.training.run import RunFolder
+
+
+def evaluate(
+    run: Run, data_dir: DataDir = None, device: Device = "auto", strict: Strict = False, as_json: Json = False
+) -> None:
+    """Evaluate a run's averaged model on its data set's test images.
+
+    An unfinished run is evaluated at its newest checkpoint.
+
+    Examples:
+
+      mixmatch evaluate runs/cifar --data-dir ~/data
+
+      mixmatch evaluate runs/digits-mixmatch-20-seed1 --json
+    """
+    settings = from_dict(RunFolder(run).config()["settings"])
+    classifier = api.load(run, device=device)
+    source = load_data(settings.data, data_dir, strict=strict)
+    split = make_split(source, settings.labels, settings.seed, settings.valid)
+    labels = source.test.labels[split.test]
+    predicted = classifier.predict_proba(source.test.images[split.test]).argmax(axis=1)
+    wrong = predicted != labels
+    per_class = {name: float(100 * wrong[labels == c].mean()) for c, name in enumerate(source.classes)}
+    result: dict[str, Any] = {
+        "run": str(run),
+        "data": settings.data,
+        "images": len(labels),
+        "wrong": int(wrong.sum()),
+        "error": float(100 * np.mean(wrong)),
+        "per_class": per_class,
+    }
+    if as_json:
+        print_json(result)
+        return
+    table = Table("class", "images", "error %", box=box.SIMPLE)
+    for c, name in enumerate(source.classes):
+        table.add_row(name, f"{(labels == c).sum():,}", f"{per_class[name]:.2f}")
+    screen = console()
+    screen.print(table)
+    screen.print(
+        f"test error [bold]{result['error']:.2f} %[/bold] ({result['wrong']:,} of {result['images']:,} images)"
+    )

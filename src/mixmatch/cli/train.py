@@ -1,0 +1,120 @@
+"""`mixmatch train`: few labels in, a trained and saved classifier out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mixmatch import api
+from mixmatch.cli.options import DataDir, Json, Strict, console, parse_labels, print_json
+from mixmatch.settings import from_dict
+from mixmatch.training.progress import Quiet, duration
+
+RUN, SETTINGS, METHOD = "Run", "Settings (default: what the paper used for this data set)", "Settings of the method"
+
+
+def train(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A data set; see [b]mixmatch data list[/b].")],
+    method: Annotated[str | None, typer.Option(help="How to learn: mixmatch or supervised.")] = None,
+    labels: Annotated[str | None, typer.Option(metavar="N|all", help="How many images are labeled.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides who is labeled and every random draw.")] = None,
+    steps: Annotated[int | None, typer.Option(help="How many steps to train.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Labeled images a step, and unlabeled ones.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder (default: runs/DATA-METHOD-LABELS-seedSEED).", rich_help_panel=RUN)
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.", rich_help_panel=RUN)
+    ] = False,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Resume from this checkpoint, not the newest.", rich_help_panel=RUN)
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Steps between checkpoints (default: one a minute).", rich_help_panel=RUN)
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.", rich_help_panel=RUN)] = "auto",
+    data_dir: DataDir = None,
+    strict: Strict = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.", rich_help_panel=RUN)] = False,
+    as_json: Json = False,
+    network: Annotated[str | None, typer.Option(help="wrn-28-2, wrn-28-large, ...", rich_help_panel=SETTINGS)] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Adam's.", rich_help_panel=SETTINGS)] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="Of the learning rate: constant, cosine, linear.", rich_help_panel=SETTINGS)
+    ] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(help="Times the learning rate, off each kernel a step.", rich_help_panel=SETTINGS)
+    ] = None,
+    ema_decay: Annotated[float | None, typer.Option(help="Of the averaged weights.", rich_help_panel=SETTINGS)] = None,
+    valid: Annotated[
+        int | None, typer.Option(help="Unlabeled images held out for validation.", rich_help_panel=SETTINGS)
+    ] = None,
+    pad: Annotated[int | None, typer.Option(help="Padding for random crops, pixels.", rich_help_panel=SETTINGS)] = None,
+    flip: Annotated[bool | None, typer.Option(help="Flip images at random.", rich_help_panel=SETTINGS)] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32 or bf16 (default: bf16 on CUDA, else fp32).", rich_help_panel=SETTINGS)
+    ] = None,
+    eval_every: Annotated[int | None, typer.Option(help="Steps between evaluations.", rich_help_panel=SETTINGS)] = None,
+    K: Annotated[int | None, typer.Option("--K", help="Augmentations to guess from.", rich_help_panel=METHOD)] = None,
+    T: Annotated[float | None, typer.Option("--T", help="Sharpening temperature.", rich_help_panel=METHOD)] = None,
+    alpha: Annotated[float | None, typer.Option(help="MixUp's Beta(alpha, alpha).", rich_help_panel=METHOD)] = None,
+    lambda_u: Annotated[
+        float | None, typer.Option(help="Weight of the unlabeled loss.", rich_help_panel=METHOD)
+    ] = None,
+    ramp: Annotated[int | None, typer.Option(help="Steps until that weight is full.", rich_help_panel=METHOD)] = None,
+    passes: Annotated[
+        str | None, typer.Option(help="official (as published) or fused (faster).", rich_help_panel=METHOD)
+    ] = None,
+) -> None:
+    """Train a classifier from few labels and many unlabeled images.
+
+    A run is a folder. Stop it with Ctrl-C and go on with --resume: it ends where it would have ended.
+
+    Examples:
+
+      mixmatch train digits --labels 20
+
+      mixmatch train cifar10 --data-dir ~/data --labels 250 --out runs/cifar
+
+      mixmatch train cifar10 --out runs/cifar --resume
+
+      mixmatch train svhn --method supervised --labels all --precision bf16
+    """
+    run = (
+        "data",
+        "out",
+        "resume",
+        "checkpoint",
+        "checkpoint_every",
+        "device",
+        "data_dir",
+        "strict",
+        "quiet",
+        "as_json",
+    )
+    given: dict[str, Any] = {name: value for name, value in locals().items() if name not in ("run", *run)}
+    given["labels"] = parse_labels(labels)
+    record = api.train(
+        data,
+        out=out,
+        resume=resume,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
+        device=device,
+        data_dir=data_dir,
+        strict=strict,
+        reporter=Quiet() if quiet else None,
+        **given,
+    )
+    if as_json:
+        print_json(record)
+        return
+    folder = out or api.default_folder(from_dict(record["settings"]))
+    console().print(
+        f"test error [bold]{record['error']:.2f} %[/bold], the median of the last {record['median_of']} evaluations "
+        f"(last: {record['last_error']:.2f} %), after {record['steps']:,} steps and {duration(record['seconds'])}\n"
+        f"model: {folder / 'model.safetensors'}",
+        soft_wrap=True,
+    )

@@ -1,0 +1,88 @@
+"""Methods side by side: the same data, the same labels, the same budget, so that the difference is the method."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mixmatch import api
+from mixmatch.training.progress import Reporter
+from mixmatch.training.run import Record
+
+COLORS = ("#d1495b", "#00798c", "#edae49", "#30638e", "#7b4b94", "#3f8f5f", "#8c564b", "#555555", "#e377c2")
+
+
+def compare(
+    data: str,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    reporter: Reporter | None = None,
+    **options: Any,
+) -> list[Record]:
+    """Train each method with each seed, in `out`/METHOD-seedSEED. Finished runs are kept, interrupted ones resumed."""
+    return [
+        api.train(
+            data, out=out / f"{method}-seed{seed}", resume=True, method=method, seed=seed, reporter=reporter, **options
+        )
+        for method in methods
+        for seed in seeds
+    ]
+
+
+def summarize(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """A row a method: mean test error, its deviation over the seeds, mean seconds a run."""
+    rows = []
+    for method in dict.fromkeys(record["method"] for record in records):
+        group = [record for record in records if record["method"] == method]
+        errors = [record["error"] for record in group]
+        rows.append(
+            {
+                "method": method,
+                "labels": group[0]["split"]["labeled"],
+                "seeds": [record["seed"] for record in group],
+                "error": statistics.mean(errors),
+                "deviation": statistics.stdev(errors) if len(errors) > 1 else None,
+                "seconds": statistics.mean(record["seconds"] for record in group),
+            }
+        )
+    return rows
+
+
+def plot(records: Sequence[Record], path: Path) -> None:
+    """Test error over steps: a thin line a run, a thick one for the mean of a method's runs."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
+    for color, method in zip(COLORS, dict.fromkeys(record["method"] for record in records), strict=False):
+        curves = [record["curve"] for record in records if record["method"] == method]
+        steps = [point["step"] for point in curves[0]]
+        for curve in curves:
+            axes.plot(steps, [point["error"] for point in curve], color=color, linewidth=0.7, alpha=0.45)
+        mean = [statistics.mean(curve[i]["error"] for curve in curves) for i in range(len(steps))]
+        axes.plot(steps, mean, color=color, linewidth=2.2)
+        axes.annotate(
+            f"{method} {mean[-1]:.1f} %",
+            (steps[-1], mean[-1]),
+            xytext=(6, 0),
+            textcoords="offset points",
+            color=color,
+            va="center",
+            fontweight="bold",
+            annotation_clip=False,
+        )
+    first = records[0]
+    axes.set_title(f"{first['data']}, {first['split']['labeled']:,} labels", loc="left")
+    axes.set(xlabel="steps", ylabel="test error, %")
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -1,0 +1,57 @@
+"""What a method is: a pure function from a batch to a loss, and the settings that shape it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from mixmatch.draws import Draws
+
+Weights = Literal["live", "ema"]
+Stats = Literal["batch", "update", "running"]
+
+Metrics = dict[str, Tensor]
+"""Named scalars on the device, to be averaged and shown."""
+
+
+class Batch(NamedTuple):
+    """Images in [-1, 1]: labeled `x` (B, C, H, W) with one-hot `y` (B, L), unlabeled `u` (views, B, C, H, W)."""
+
+    x: Tensor
+    y: Tensor
+    u: Tensor
+
+
+class Progress(NamedTuple):
+    """Where training stands: the number of steps done so far, as a scalar on the device, and how many there will be."""
+
+    step: Tensor
+    total: int
+
+
+class Predictor(Protocol):
+    """What a method may ask of the network; see `mixmatch.training.model.Model`."""
+
+    def __call__(self, x: Tensor, weights: Weights = "live", stats: Stats = "batch") -> Tensor: ...
+
+
+class Method(Protocol):
+    """A semi-supervised method. Implementations are frozen dataclasses whose fields are the method's settings."""
+
+    @property
+    def unlabeled_views(self) -> int:
+        """How many augmentations of each unlabeled image it wants; 0 if it does not use them."""
+        ...
+
+    def draw(self, rng: np.random.Generator, batch_size: int) -> Draws:
+        """Everything random it needs for one step, beyond the images and their augmentation."""
+        ...
+
+    def loss(
+        self, model: Predictor, batch: Batch, draws: Mapping[str, Tensor], progress: Progress
+    ) -> tuple[Tensor, Metrics]:
+        """The loss of one step and what to report of it. No hidden state, no waiting for the device."""
+        ...

@@ -1,0 +1,78 @@
+"""MixMatch (Berthelot et al., 2019): guess labels, mix everything, train on both. Algorithm 1 and Equations 2 to 5."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mixmatch import functional
+from mixmatch.draws import Draws
+from mixmatch.methods.base import Batch, Metrics, Predictor, Progress
+
+
+@dataclass(frozen=True)
+class MixMatch:
+    """The paper's method, as the authors' code runs it.
+
+    Guesses come from the live weights with batch statistics, and leave the running ones alone. The running
+    statistics are updated once a step, by the first interleaved batch.
+    """
+
+    K: int = 2
+    """Augmentations of each unlabeled image to guess from."""
+    T: float = 0.5
+    """Sharpening temperature."""
+    alpha: float = 0.75
+    """MixUp's Beta(alpha, alpha)."""
+    lambda_u: float = 100.0
+    """Weight of the unlabeled loss."""
+    ramp: int = 16384
+    """Steps over which that weight rises linearly from 0."""
+    passes: Literal["official", "fused"] = "official"
+    """`official` runs K passes to guess and K + 1 interleaved ones to learn, each with its own batch statistics;
+    `fused` one pass over all guesses and one over all mixed images, which is faster."""
+
+    @property
+    def unlabeled_views(self) -> int:
+        return self.K
+
+    def draw(self, rng: np.random.Generator, batch_size: int) -> Draws:
+        rows = (self.K + 1) * batch_size
+        return {"lam": rng.beta(self.alpha, self.alpha, rows).astype(np.float32), "perm": rng.permutation(rows)}
+
+    def loss(
+        self, model: Predictor, batch: Batch, draws: Mapping[str, Tensor], progress: Progress
+    ) -> tuple[Tensor, Metrics]:
+        q = self.guess(model, batch.u)
+        x, p, u, targets = functional.mixmatch(batch.x, batch.y, batch.u, q, draws["lam"], draws["perm"])
+        logits_x, logits_u = self.learn(model, x, u)
+        loss_x = functional.labeled_loss(logits_x, p)
+        loss_u = functional.unlabeled_loss(logits_u, targets)
+        weight = self.lambda_u * functional.linear_ramp(progress.step, self.ramp)
+        loss = loss_x + weight * loss_u
+        confidence = q.amax(dim=-1).mean()
+        return loss, {"loss": loss, "loss_x": loss_x, "loss_u": loss_u, "confidence": confidence}
+
+    @torch.no_grad()
+    def guess(self, model: Predictor, u: Tensor) -> Tensor:
+        """Guessed labels (B, L) from the views (K, B, ...): Algorithm 1, lines 7 and 8."""
+        if self.passes == "official":
+            logits = torch.stack([model(view) for view in u])
+        else:
+            logits = model(u.flatten(0, 1)).reshape(*u.shape[:2], -1)
+        return functional.guess_labels(logits.softmax(dim=-1), self.T)
+
+    def learn(self, model: Predictor, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits for the mixed labeled (B, ...) and unlabeled images (K, B, ...)."""
+        if self.passes == "official":
+            first, *rest = functional.interleave([x, *u])
+            logits = [model(first, stats="update"), *(model(images) for images in rest)]
+            logits_x, *logits_u = functional.interleave(logits)
+            return logits_x, torch.stack(logits_u)
+        logits_all = model(torch.cat([x, u.flatten(0, 1)]), stats="update")
+        return logits_all[: len(x)], logits_all[len(x) :].reshape(*u.shape[:2], -1)

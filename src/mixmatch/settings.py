@@ -1,0 +1,148 @@
+"""A run's settings: one frozen dataclass, told in full by the run's config.json, and the paper's presets as tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mixmatch import methods
+from mixmatch.errors import MixMatchError, unknown
+
+Precision = Literal["fp32", "bf16"]
+Schedule = Literal["constant", "cosine", "linear"]
+Labels = int | Literal["all"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides what a run learns. The defaults are the paper's."""
+
+    data: str
+    method: str = "mixmatch"
+    labels: Labels = 250
+    seed: int = 1
+    """Decides who is labeled, the initial weights and every draw."""
+    valid: int = 0
+    """Unlabeled images held out for validation."""
+    network: str = "wrn-28-2"
+    steps: int = 2**20
+    batch_size: int = 64
+    learning_rate: float = 0.002
+    schedule: Schedule = "constant"
+    weight_decay: float = 0.02
+    """Each step multiplies kernels by 1 - weight_decay * learning_rate."""
+    ema_decay: float = 0.999
+    pad: int = 4
+    """Pixels by which an image is mirror-padded before the random crop."""
+    flip: bool = False
+    """Whether images are flipped left to right at random."""
+    precision: Precision = "fp32"
+    eval_every: int = 1024
+    method_settings: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def build_method(self) -> methods.Method:
+        return methods.build(self.method, self.method_settings)
+
+
+DATA_PRESETS: dict[str, dict[str, Any]] = {
+    "digits": {"labels": 20, "network": "wrn-small", "pad": 1, "steps": 1000, "ema_decay": 0.99, "eval_every": 20},
+    "cifar10": {"labels": 250, "valid": 1, "pad": 4, "flip": True},
+    "cifar100": {"labels": 10000, "valid": 1, "pad": 4, "flip": True, "network": "wrn-28-large"},
+    "svhn": {"labels": 250, "valid": 1, "pad": 4},
+    "svhn-extra": {"labels": 250, "valid": 1, "pad": 4},
+    "stl10": {"labels": 1000, "valid": 1, "pad": 12, "flip": True, "network": "wrn-28-2-stl10"},
+}
+"""What a data set asks for, whatever the method: its augmentation, network and protocol."""
+
+METHOD_PRESETS: dict[tuple[str, str], dict[str, Any]] = {
+    ("digits", "mixmatch"): {"ramp": 333, "passes": "fused"},
+    ("cifar10", "mixmatch"): {"alpha": 0.75, "lambda_u": 75.0},
+    ("cifar100", "mixmatch"): {"alpha": 0.75, "lambda_u": 150.0, "weight_decay": 0.04},
+    ("svhn", "mixmatch"): {"alpha": 0.75, "lambda_u": 250.0},
+    ("svhn-extra", "mixmatch"): {"alpha": 0.25, "lambda_u": 250.0},
+    ("stl10", "mixmatch"): {"alpha": 0.75, "lambda_u": 50.0},
+}
+"""What produced the paper's numbers (data set, method): settings of the run and of the method alike."""
+
+
+def resolve(data: str, given: Mapping[str, Any]) -> Settings:
+    """The settings for a data set: the paper's, unless given. Names that are not settings are refused.
+
+    >>> resolve("cifar10", {"labels": 4000}).method_settings["lambda_u"]
+    75.0
+    """
+    method = given.get("method", "mixmatch")
+    of_method = methods.settings_of(method)
+    of_run = {f.name for f in dataclasses.fields(Settings)} - {"data", "method_settings"}
+    for name in given:
+        if name not in of_run and name not in of_method:
+            raise unknown(f"setting of method '{method}'", name, [*of_run, *of_method])
+    values = {**of_method, **DATA_PRESETS.get(data, {}), **METHOD_PRESETS.get((data, method), {}), **given}
+    settings = Settings(
+        data=data,
+        **{name: value for name, value in values.items() if name in of_run},
+        method_settings={name: values[name] for name in of_method},
+    )
+    return check(settings)
+
+
+def check(settings: Settings) -> Settings:
+    """The same settings if they make sense; an error that names the setting and its value if not."""
+    hints = typing.get_type_hints(Settings)
+    least = {"seed": 0, "valid": 0, "pad": 0, "steps": 1, "batch_size": 1, "eval_every": 1}
+    for name, value in settings.to_dict().items():
+        kind = hints[name]
+        if name == "labels":
+            good, wanted = value == "all" or (_whole(value) and value >= 1), "a count of at least 1, or 'all'"
+        elif typing.get_origin(kind) is Literal:
+            good, wanted = value in typing.get_args(kind), f"one of {', '.join(typing.get_args(kind))}"
+        elif kind is int:
+            good, wanted = _whole(value) and value >= least[name], f"a whole number of at least {least[name]}"
+        elif kind is float:
+            top = 1.0 if name == "ema_decay" else math.inf
+            good = isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= top
+            wanted = "between 0 and 1" if name == "ema_decay" else "a finite number, 0 or more"
+        else:
+            good, wanted = isinstance(value, kind if isinstance(kind, type) else dict), f"a {kind}"
+        if not good:
+            raise MixMatchError(f"{name}={value!r} must be {wanted}")
+    settings.build_method()
+    return settings
+
+
+def from_dict(values: Mapping[str, Any]) -> Settings:
+    """Settings as `to_dict` wrote them; a name from another version is refused."""
+    known = {f.name for f in dataclasses.fields(Settings)}
+    for name in values:
+        if name not in known:
+            raise unknown("setting", name, known)
+    if "data" not in values:
+        raise MixMatchError("the settings name no data set")
+    return check(Settings(**values))
+
+
+def differences(a: Settings, b: Settings) -> list[str]:
+    """What differs, as lines like 'steps: 100 -> 200'."""
+    flat_a, flat_b = _flat(a), _flat(b)
+    names = [*flat_a, *(name for name in flat_b if name not in flat_a)]
+    return [
+        f"{name}: {flat_a.get(name, 'not set')} -> {flat_b.get(name, 'not set')}"
+        for name in names
+        if flat_a.get(name) != flat_b.get(name)
+    ]
+
+
+def _flat(settings: Settings) -> dict[str, Any]:
+    values = settings.to_dict()
+    return {**values, **values.pop("method_settings")}
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,143 @@
+"""Checkpoints: whole or not there at all. Plain tensors and JSON, never a pickle, so a stranger's run is safe to open.
+
+A checkpoint is a folder `step-00001024` of three safetensors files (weights, moving average, optimizer) and a
+`state.json` with the rest and the files' hashes. It is written under a temporary name, flushed to disk and renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+KEPT = 2
+TENSORS = ("weights", "ema", "optimizer")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything needed to go on as if nothing had happened. `state` is what fits in JSON."""
+
+    weights: dict[str, Tensor]
+    ema: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        return int(self.state["step"])
+
+
+class Damaged(Exception):
+    """A checkpoint that cannot be trusted; the message says which file and why."""
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, newest first."""
+    return sorted(folder.glob("step-*"), reverse=True)
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint and keep the one before it. On failure (a full disk) the earlier ones are as they were."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _clean(folder)
+    temporary, final = folder / ".writing", folder / name_of(checkpoint.step)
+    try:
+        temporary.mkdir()
+        hashes = {}
+        for part in TENSORS:
+            content = to_bytes(getattr(checkpoint, part))
+            hashes[part] = hashlib.sha256(content).hexdigest()
+            write_durably(temporary / f"{part}.safetensors", content)
+        state = {**checkpoint.state, "sha256": hashes}
+        write_durably(temporary / "state.json", json.dumps(state, indent=1).encode())
+        sync_folder(temporary)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    if final.exists():
+        final.rename(folder / ".replaced")
+    temporary.rename(final)
+    sync_folder(folder)
+    _clean(folder)
+    for old in list_checkpoints(folder)[KEPT:]:
+        shutil.rmtree(old)
+    return final
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint, checking every file against its hash."""
+    try:
+        state = json.loads((path / "state.json").read_text())
+        hashes = state.pop("sha256")
+        parts = {}
+        for part in TENSORS:
+            content = (path / f"{part}.safetensors").read_bytes()
+            if hashlib.sha256(content).hexdigest() != hashes[part]:
+                raise Damaged(f"{part}.safetensors is not what was written")
+            parts[part] = safetensors.torch.load(content)
+        checkpoint = Checkpoint(**parts, state=state)
+        if name_of(checkpoint.step) != path.name:
+            raise Damaged(f"state.json is of step {checkpoint.step}")
+    except FileNotFoundError as error:
+        raise Damaged(f"{Path(error.filename).name} is missing") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # JSONDecodeError is a ValueError
+        raise Damaged(f"state.json cannot be read ({error})") from None
+    except safetensors.SafetensorError as error:
+        raise Damaged(str(error)) from None
+    return checkpoint
+
+
+def to_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    """Tensors as a safetensors file. Each is copied first, because the format refuses tensors that share memory."""
+    plain = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+    return safetensors.torch.save(plain, metadata)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a file and wait until it is on the disk."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_durably(path: Path, content: bytes) -> None:
+    """Write a file so that at every moment either the old content or the new is there, whole."""
+    temporary = path.with_name(f".{path.name}.writing")
+    try:
+        write_durably(temporary, content)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder last. Windows neither needs nor allows it."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _clean(folder: Path) -> None:
+    """Remove what an interrupted save left behind."""
+    for left in (folder / ".writing", folder / ".replaced"):
+        shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,390 @@
+"""The one training loop, for every method, data set and network. Reads top to bottom:
+
+`Trainer` holds what changes during training and takes steps. `fit` drives it from evaluation to evaluation and keeps
+the run folder such that a run stopped at any moment goes on to the very result it would have had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mixmatch.data.augment import CropFlip
+from mixmatch.data.pool import Pool
+from mixmatch.data.source import Source
+from mixmatch.data.split import Split
+from mixmatch.draws import Draws, Sampler, generator, torch_seed
+from mixmatch.errors import MixMatchError
+from mixmatch.methods.base import Batch, Progress
+from mixmatch.settings import Settings
+from mixmatch.training import checkpoint
+from mixmatch.training.checkpoint import Checkpoint
+from mixmatch.training.evaluate import Evaluation, evaluate
+from mixmatch.training.model import Model
+from mixmatch.training.optimizer import build_optimizer, learning_rate, load_optimizer_state, optimizer_state
+from mixmatch.training.progress import Reporter
+from mixmatch.training.run import RunFolder
+
+CHUNK = 32
+"""Steps whose draws are made and copied to the device together. It does not affect results."""
+
+CHECKPOINT_SECONDS = 60.0
+"""How much work may be lost to a crash, if nothing else is asked for."""
+
+
+class Trainer:
+    """A model in training: `advance` takes steps, `evaluate` judges, `checkpoint` and `restore` carry it over time."""
+
+    def __init__(
+        self, settings: Settings, source: Source, split: Split, network: nn.Module, device: torch.device
+    ) -> None:
+        self.settings, self.source, self.split, self.device = settings, source, split, device
+        self.method = settings.build_method()
+        if self.method.unlabeled_views and len(split.unlabeled) == 0:
+            raise MixMatchError(
+                f"no unlabeled images are left for method '{settings.method}': ask for fewer labels or use "
+                "--method supervised"
+            )
+        self.augment = CropFlip(settings.pad, settings.flip)
+        self.augment.check(*source.image_shape[:2])
+        network = network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = Model(network, settings.ema_decay, settings.precision)
+        self.optimizer = build_optimizer(network, settings)
+        self.pool = Pool(source.train.images, device)
+        self.labels = torch.from_numpy(np.array(source.train.labels)).to(device)
+        self._labeled = Sampler(len(split.labeled), settings.batch_size, settings.seed, "labeled")
+        self._unlabeled = Sampler(max(len(split.unlabeled), 1), settings.batch_size, settings.seed, "unlabeled")
+        self.step = 0
+        self._test_images = _rows(source.test.images, split.test)
+        self._sums: dict[str, Tensor] = {}
+        self._summed = 0
+        self._first_bad = torch.tensor(-1, device=device)
+
+    # ---------------------------------------------------------------- one step
+
+    def draw(self, step: int) -> Draws:
+        """Everything random of a step: which images, how they are augmented, and what the method needs."""
+        seed, size, views = self.settings.seed, self.settings.batch_size, self.method.unlabeled_views
+        draws: Draws = {"labeled": self.split.labeled[self._labeled.rows(step)]}
+        for name, draw in self.augment.draw(generator(seed, "augment labeled", step), 1, size).items():
+            draws[f"x/{name}"] = draw
+        if views:
+            draws["unlabeled"] = self.split.unlabeled[self._unlabeled.rows(step)]
+            for name, draw in self.augment.draw(generator(seed, "augment unlabeled", step), views, size).items():
+                draws[f"u/{name}"] = draw
+        for name, draw in self.method.draw(generator(seed, "method", step), size).items():
+            draws[f"method/{name}"] = draw
+        draws["step"] = np.array(step, np.float32)
+        return draws
+
+    def loss(self, x: Tensor, u: Tensor | None, draws: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss for fetched uint8 images and the draws of a step; nothing here waits for the device."""
+        labels = self.labels[draws["labeled"]]
+        images = self.augment(x, _under("x/", draws))[0]
+        batch = Batch(
+            x=images,
+            y=F.one_hot(labels, len(self.source.classes)).to(images.dtype),
+            u=images.new_empty(0) if u is None else self.augment(u, _under("u/", draws)),
+        )
+        progress = Progress(draws["step"], self.settings.steps)
+        return self.method.loss(self.model, batch, _under("method/", draws), progress)
+
+    def take_step(self, x: Tensor, u: Tensor | None, draws: Mapping[str, Tensor]) -> None:
+        """Loss, gradient, Adam, weight decay, moving average; sums of the metrics stay on the device."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, metrics = self.loss(x, u, draws)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.model.update_ema()
+        bad = ~torch.isfinite(loss.detach()) & (self._first_bad < 0)
+        self._first_bad = torch.where(bad, draws["step"].long(), self._first_bad)
+        for name, value in metrics.items():
+            value = value.detach().double()
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+        self._summed += 1
+
+    # ---------------------------------------------------------------- many steps
+
+    def advance(self, until: int, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Take steps up to `until`, or fewer if asked to stop."""
+        settings = self.settings
+        while self.step < until and not should_stop():
+            chunk = self._chunk(self.step, min(CHUNK, until - self.step))
+            for i in range(len(chunk["step"])):
+                if should_stop():
+                    return
+                draws = {name: values[i] for name, values in chunk.items()}
+                x = self.pool.fetch(draws["labeled"])
+                u = self.pool.fetch(draws["unlabeled"]) if "unlabeled" in draws else None
+                draws["labeled"] = draws["labeled"].to(self.device)
+                rate = learning_rate(settings.schedule, settings.learning_rate, self.step, settings.steps)
+                for group in self.optimizer.param_groups:
+                    group["lr"] = rate
+                # Networks with randomness of their own (dropout) draw from torch's generator.
+                torch.manual_seed(torch_seed(settings.seed, "network", self.step))
+                self.take_step(x, u, draws)
+                self.step += 1
+
+    def _chunk(self, first: int, count: int) -> dict[str, Tensor]:
+        """The draws of `count` steps, stacked and copied to where they are needed in one go."""
+        steps = [self.draw(step) for step in range(first, first + count)]
+        stacked = {name: torch.from_numpy(np.stack([draws[name] for draws in steps])) for name in steps[0]}
+        rows = ("labeled", "unlabeled")
+        return {
+            name: values.to(self.pool.rows_on if name in rows else self.device, non_blocking=True)
+            for name, values in stacked.items()
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics averaged since `clear_metrics`. Waits for the device."""
+        return {name: value.item() for name, value in self.device_metrics().items()}
+
+    def device_metrics(self) -> dict[str, Tensor]:
+        """The same, still on the device."""
+        return {name: value / self._summed for name, value in self._sums.items()}
+
+    def clear_metrics(self) -> None:
+        self._sums, self._summed = {}, 0
+
+    def check_finite(self) -> None:
+        """Refuse to go on after a loss that was not a number: what came after it is worthless. Waits for the device."""
+        step = int(self._first_bad.item())
+        if step >= 0:
+            raise NotFinite(step)
+
+    def evaluate(self, between: Callable[[], None] = lambda: None) -> tuple[Evaluation, Evaluation | None]:
+        """The averaged model on the test images and on the validation images."""
+        test_labels = self.source.test.labels[self.split.test]
+        test = evaluate(self.model, self._test_images, test_labels, self.device, between)
+        if test is None:
+            raise MixMatchError(f"{self.source.name} has no test images whose class is known")
+        valid = None
+        if len(self.split.valid):
+            train = self.source.train
+            valid = evaluate(self.model, train.images[self.split.valid], train.labels[self.split.valid], self.device)
+        return test, valid
+
+    # ---------------------------------------------------------------- over time
+
+    def checkpoint(self) -> Checkpoint:
+        """Everything `restore` needs, as it is now."""
+        return Checkpoint(
+            weights=self.model.network.state_dict(),
+            ema=self.model.ema,
+            optimizer=optimizer_state(self.model.network, self.optimizer),
+            state={
+                "step": self.step,
+                "sums": {name: value.item() for name, value in self._sums.items()},
+                "summed": self._summed,
+            },
+        )
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Go back to where a checkpoint was taken."""
+        network = self.model.network
+        if saved.weights.keys() != network.state_dict().keys() or saved.ema.keys() != self.model.ema.keys():
+            raise MixMatchError("the checkpoint is of another network than this run's settings name")
+        network.load_state_dict(saved.weights)
+        for name, value in saved.ema.items():
+            self.model.ema[name].copy_(value)
+        load_optimizer_state(network, self.optimizer, saved.optimizer, saved.step)
+        self.step = saved.step
+        self._sums = {
+            name: torch.tensor(value, dtype=torch.float64, device=self.device)
+            for name, value in saved.state["sums"].items()
+        }
+        self._summed = saved.state["summed"]
+
+
+class NotFinite(Exception):
+    """The loss of a step was NaN or infinite."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(step)
+        self.step = step
+
+
+class Interrupted(Exception):
+    """The run was asked to stop and did, with a checkpoint. `signal` is the signal's number."""
+
+    def __init__(self, number: int, step: int) -> None:
+        super().__init__(number)
+        self.signal, self.step = number, step
+
+
+class Stop:
+    """Notes a request to stop (Ctrl-C, SIGTERM) so that the loop can end in order; a second one ends it at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def __call__(self) -> bool:
+        return self.signal is not None
+
+    def check(self) -> None:
+        """Leave what is going on if asked to stop."""
+        if self.signal is not None:
+            raise Interrupted(self.signal, 0)
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield  # only the main thread may handle signals; elsewhere the caller stops the run
+            return
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self.signal = number
+            signal.signal(number, before[number])
+
+        before: dict[int, Any] = {}
+        for number in (int(signal.SIGINT), int(signal.SIGTERM)):
+            before[number] = signal.getsignal(number)
+            signal.signal(number, note)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class Readings:
+    """The latest averages for display, brought over from the device without waiting for it."""
+
+    def __init__(self) -> None:
+        self._sent: list[tuple[list[str], Tensor, Any]] = []
+        self._latest: dict[str, float] = {}
+
+    def update(self, trainer: Trainer) -> dict[str, float]:
+        """Send the current averages on their way; return the newest that have arrived."""
+        averages = trainer.device_metrics()
+        if averages:
+            values = torch.stack(list(averages.values())).to("cpu", non_blocking=True)
+            event = None
+            if trainer.device.type == "cuda":
+                event = torch.cuda.current_stream(trainer.device).record_event()
+            self._sent.append((list(averages), values, event))
+        while self._sent and (self._sent[0][2] is None or self._sent[0][2].query()):
+            names, values, _ = self._sent.pop(0)
+            self._latest = dict(zip(names, values.tolist(), strict=True))
+        return self._latest
+
+
+def fit(
+    trainer: Trainer,
+    run: RunFolder,
+    reporter: Reporter,
+    resume: Checkpoint | None = None,
+    checkpoint_every: int | None = None,
+) -> float:
+    """Train to the end, evaluating and checkpointing on the way. Returns the seconds it took, all sittings together.
+
+    At each multiple of `eval_every` and at the end: evaluate, then append to the metrics. Once a minute, or at each
+    multiple of `checkpoint_every` if it is given, and at the end and when asked to stop: save. A resumed run enters
+    at the top of the loop, so an evaluation that was cut short is done again.
+    """
+    settings = trainer.settings
+    earlier, records = 0.0, 0
+    if resume is not None:
+        trainer.restore(resume)
+        earlier, records = resume.state["seconds"], resume.state["evaluations"]
+    run.cut_metrics(records)
+    evaluated_at = run.metrics()[-1]["step"] if records else -1
+    saved_at = trainer.step if resume is not None else -1
+    began = saved_time = time.monotonic()
+
+    def seconds() -> float:
+        return earlier + time.monotonic() - began
+
+    def save() -> None:
+        nonlocal saved_at, saved_time
+        trainer.check_finite()
+        now = trainer.checkpoint()
+        now.state.update(evaluations=records, seconds=seconds())
+        checkpoint.save(run.checkpoints, now)
+        saved_at, saved_time = trainer.step, time.monotonic()
+
+    def evaluation_due() -> bool:
+        at_end = trainer.step == settings.steps
+        return evaluated_at < trainer.step and (at_end or trainer.step % settings.eval_every == 0) and trainer.step > 0
+
+    def save_due() -> bool:
+        if saved_at == trainer.step or trainer.step == 0:
+            return False
+        if trainer.step == settings.steps:
+            return True
+        if checkpoint_every is None:
+            return time.monotonic() - saved_time >= CHECKPOINT_SECONDS
+        return trainer.step % checkpoint_every == 0
+
+    def until() -> int:
+        """Up to where nothing but steps is to be done."""
+        marks = [every for every in (settings.eval_every, checkpoint_every) if every is not None]
+        following = [every * (trainer.step // every + 1) for every in marks]
+        return min(settings.steps, trainer.step + CHUNK, *following)
+
+    stop, readings = Stop(), Readings()
+    reporter.start(f"{settings.data} {settings.method}", trainer.step, settings.steps)
+    try:
+        with stop.listening():
+            try:
+                while True:
+                    if evaluation_due():
+                        trainer.check_finite()
+                        test, valid = trainer.evaluate(between=stop.check)
+                        record = {
+                            "step": trainer.step,
+                            "test_error": test.error,
+                            "test_loss": test.loss,
+                            **({"valid_error": valid.error, "valid_loss": valid.loss} if valid else {}),
+                            **trainer.metrics(),
+                            "seconds": round(seconds(), 3),
+                        }
+                        run.append_metrics(record)
+                        records, evaluated_at = records + 1, trainer.step
+                        trainer.clear_metrics()
+                        reporter.evaluated(record)
+                    if save_due():
+                        save()
+                    if trainer.step >= settings.steps:
+                        return seconds()
+                    trainer.advance(until(), stop)
+                    if trainer.device.type == "cpu":  # elsewhere the host would have to wait
+                        trainer.check_finite()
+                    reporter.steps(trainer.step, readings.update(trainer))
+                    stop.check()
+            except Interrupted as interrupted:
+                if trainer.step != saved_at:
+                    save()
+                raise Interrupted(interrupted.signal, trainer.step) from None
+    except NotFinite as error:
+        kept = f"the last good checkpoint, step {saved_at:,}, is kept" if saved_at >= 0 else "nothing was saved yet"
+        raise MixMatchError(
+            f"the loss was not finite at step {error.step:,}: {kept} in {run.path}; try a lower learning rate"
+        ) from None
+    except OSError as error:
+        kept = f"the last checkpoint, step {saved_at:,}, is intact" if saved_at >= 0 else "nothing was saved yet"
+        raise MixMatchError(
+            f"cannot write to {run.path} ({error.strerror or error}): {kept}; make room, then go on with --resume"
+        ) from None
+    finally:
+        reporter.close()
+
+
+def _under(prefix: str, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in draws.items() if name.startswith(prefix)}
+
+
+def _rows(images: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """These rows of the images; all of them are the images themselves, which may be larger than memory."""
+    return images if len(rows) == len(images) and (rows == np.arange(len(images))).all() else images[rows]

@@ -1,0 +1,73 @@
+"""How good a network is: the error on held-out images, with averaged weights and the live batch-norm statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mixmatch.data.augment import to_unit_range
+from mixmatch.data.source import UNKNOWN
+from mixmatch.training.model import Model
+
+REPORTED = 20
+"""The paper reports the median over this many last evaluations."""
+
+
+class Evaluation(NamedTuple):
+    """Error in percent, mean cross-entropy, and over how many images."""
+
+    error: float
+    loss: float
+    images: int
+
+
+def predict_logits(
+    forward: Callable[[Tensor], Tensor], images: npt.NDArray[np.uint8], device: torch.device
+) -> Iterator[Tensor]:
+    """Logits (n, L) for uint8 images (N, H, W, C), piece by piece and unaugmented."""
+    size = 64 if device.type == "cpu" else 1000  # small pieces stay in a processor's cache
+    for start in range(0, len(images), size):
+        piece = torch.from_numpy(np.array(images[start : start + size])).to(device)
+        with torch.no_grad():
+            yield forward(to_unit_range(piece))
+
+
+def evaluate(
+    model: Model,
+    images: npt.NDArray[np.uint8],
+    labels: npt.NDArray[np.int64],
+    device: torch.device,
+    between: Callable[[], None] = lambda: None,
+) -> Evaluation | None:
+    """The error over the images whose class is known; None if there are none. `between` is called between batches."""
+    known = labels != UNKNOWN
+    if not known.any():
+        return None
+    if not known.all():
+        images, labels = images[known], labels[known]
+    truth = torch.from_numpy(np.ascontiguousarray(labels)).to(device)
+    wrong = torch.zeros((), dtype=torch.int64, device=device)
+    loss = torch.zeros((), dtype=torch.float64, device=device)
+    start = 0
+    for logits in predict_logits(lambda x: model(x, weights="ema", stats="running"), images, device):
+        target = truth[start : start + len(logits)]
+        wrong += (logits.argmax(dim=-1) != target).sum()
+        loss += F.cross_entropy(logits, target, reduction="sum").double()
+        start += len(logits)
+        between()
+    return Evaluation(error=100 * wrong.item() / start, loss=loss.item() / start, images=start)
+
+
+def reported_error(errors: list[float]) -> tuple[float, int]:
+    """The paper's number, the median of the last 20 evaluations or of all if there are fewer, and how many it is of.
+
+    Never the best on the test set: that would be choosing the model by the answers.
+    """
+    last = errors[-REPORTED:]
+    return float(np.median(last)), len(last)

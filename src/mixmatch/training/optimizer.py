@@ -1,0 +1,48 @@
+"""Adam with decoupled weight decay on kernels alone, at a constant learning rate unless asked otherwise."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from mixmatch.settings import Schedule, Settings
+
+
+def build_optimizer(network: nn.Module, settings: Settings) -> torch.optim.AdamW:
+    """AdamW multiplies by 1 - learning_rate * weight_decay, as the authors do, here only parameters with two or more
+    dimensions: convolution and dense kernels, not biases or batch norm."""
+    parameters = [p for p in network.parameters() if p.requires_grad]
+    kernels = [p for p in parameters if p.dim() >= 2]
+    others = [p for p in parameters if p.dim() < 2]
+    groups = [{"params": kernels, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.learning_rate, fused=True)
+
+
+def learning_rate(schedule: Schedule, base: float, step: int, total: int) -> float:
+    """The rate for the step after `step` done ones. `cosine` and `linear` fall from `base` to nearly 0."""
+    if schedule == "cosine":
+        return base * 0.5 * (1 + math.cos(math.pi * step / total))
+    return base * (1 - step / total) if schedule == "linear" else base
+
+
+def optimizer_state(network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Adam's moments by parameter name."""
+    return {
+        f"{moment}.{name}": optimizer.state[p][moment]
+        for name, p in network.named_parameters()
+        if p in optimizer.state
+        for moment in ("exp_avg", "exp_avg_sq")
+    }
+
+
+def load_optimizer_state(
+    network: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Tensor], step: int
+) -> None:
+    """Put the moments of `optimizer_state` back, after `step` steps."""
+    for name, p in network.named_parameters():
+        if f"exp_avg.{name}" in state:
+            moments = {m: torch.zeros_like(p).copy_(state[f"{m}.{name}"]) for m in ("exp_avg", "exp_avg_sq")}
+            count = torch.tensor(float(step), dtype=torch.float32, device=p.device)
+            optimizer.state[p] = {"step": count, **moments}

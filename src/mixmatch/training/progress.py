@@ -1,0 +1,164 @@
+"""What a person sees while a run goes on: a bar on a terminal, plain lines in a log, curves in TensorBoard."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+LOG_SECONDS = 30.0
+
+
+class Reporter(Protocol):
+    """Told of what happens; shows it or does not."""
+
+    def start(self, title: str, step: int, total: int) -> None: ...
+    def steps(self, step: int, values: Mapping[str, float]) -> None: ...
+    def evaluated(self, record: Mapping[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def start(self, title: str, step: int, total: int) -> None: ...
+    def steps(self, step: int, values: Mapping[str, float]) -> None: ...
+    def evaluated(self, record: Mapping[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Terminal:
+    """A bar with speed, time left, losses, the guesses' confidence and the last error."""
+
+    def __init__(self, console: Console) -> None:
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            TextColumn("{task.fields[values]}"),
+            console=console,
+        )
+        self._error = ""
+        self._began, self._first = 0.0, 0
+
+    def start(self, title: str, step: int, total: int) -> None:
+        self._began, self._first = time.monotonic(), step
+        self._task = self._bar.add_task(title, completed=step, total=total, values="", speed="")
+        self._bar.start()
+
+    def steps(self, step: int, values: Mapping[str, float]) -> None:
+        speed = (step - self._first) / max(time.monotonic() - self._began, 1e-9)
+        text = "  ".join([*(f"{name} {value:.3g}" for name, value in values.items()), self._error])
+        self._bar.update(self._task, completed=step, values=text, speed=f"{speed:.1f} steps/s")
+
+    def evaluated(self, record: Mapping[str, Any]) -> None:
+        self._error = f"[bold]error {record['test_error']:.2f} %"
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+class Log:
+    """A line per evaluation, and one every half minute in between."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began = self._last = 0.0
+        self._first, self._total = 0, 0
+
+    def start(self, title: str, step: int, total: int) -> None:
+        self._began = self._last = time.monotonic()
+        self._first, self._total = step, total
+        self._print(f"{title}: " + (f"{total:,} steps" if step == 0 else f"resumed at step {step:,} of {total:,}"))
+
+    def steps(self, step: int, values: Mapping[str, float]) -> None:
+        if time.monotonic() - self._last >= LOG_SECONDS:
+            self._line(step, "  ".join(f"{name} {value:.4g}" for name, value in values.items()))
+
+    def evaluated(self, record: Mapping[str, Any]) -> None:
+        losses = {name: value for name, value in record.items() if name.startswith("loss") or name == "confidence"}
+        text = "  ".join(f"{name} {value:.4g}" for name, value in losses.items())
+        self._line(record["step"], f"{text}  error {record['test_error']:.2f} %")
+
+    def close(self) -> None: ...
+
+    def _line(self, step: int, text: str) -> None:
+        self._last = time.monotonic()
+        speed = (step - self._first) / max(self._last - self._began, 1e-9)
+        left = (self._total - step) / speed if speed else float("inf")
+        self._print(f"step {step:,}/{self._total:,}  {speed:.1f} steps/s  {duration(left)} left  {text}")
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+class TensorBoard:
+    """The curves as TensorBoard events in the run folder. A resumed run hides what came after its checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: SummaryWriter | None = None
+
+    def start(self, title: str, step: int, total: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(self._folder), purge_step=step + 1 if step else None)
+
+    def steps(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def evaluated(self, record: Mapping[str, Any]) -> None:
+        for name, value in record.items():
+            if name != "step" and isinstance(value, int | float) and self._writer is not None:
+                self._writer.add_scalar(name, value, record["step"])
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class Several:
+    """Tells each of several reporters."""
+
+    def __init__(self, *reporters: Reporter) -> None:
+        self._reporters = reporters
+
+    def start(self, title: str, step: int, total: int) -> None:
+        for reporter in self._reporters:
+            reporter.start(title, step, total)
+
+    def steps(self, step: int, values: Mapping[str, float]) -> None:
+        for reporter in self._reporters:
+            reporter.steps(step, values)
+
+    def evaluated(self, record: Mapping[str, Any]) -> None:
+        for reporter in self._reporters:
+            reporter.evaluated(record)
+
+    def close(self) -> None:
+        for reporter in self._reporters:
+            reporter.close()
+
+
+def on_stderr() -> Reporter:
+    """A bar where a person watches, lines where a file does."""
+    console = Console(stderr=True)
+    return Terminal(console) if sys.stderr.isatty() else Log(console)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 1:02 or 3:04:05."""
+    if seconds == float("inf"):
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,73 @@
+"""The record of a finished run: what was done, on what, with which outcome. Tables and reports are made from these."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mixmatch.data.split import Split
+from mixmatch.settings import Settings
+from mixmatch.training.evaluate import reported_error
+from mixmatch.training.run import Record
+
+
+def make_record(
+    settings: Settings, split: Split, metrics: list[Record], seconds: float, device: torch.device
+) -> dict[str, Any]:
+    """`error` is the paper's number, in percent: the median of the last 20 evaluations, or of `median_of` if fewer."""
+    error, median_of = reported_error([m["test_error"] for m in metrics])
+    return {
+        "data": settings.data,
+        "method": settings.method,
+        "labels": settings.labels,
+        "seed": settings.seed,
+        "steps": settings.steps,
+        "error": error,
+        "median_of": median_of,
+        "last_error": metrics[-1]["test_error"],
+        "seconds": round(seconds, 1),
+        "settings": settings.to_dict(),
+        "split": {"hash": split.hash, **split.counts()},
+        "curve": [{"step": m["step"], "error": m["test_error"]} for m in metrics],
+        "hardware": hardware(device),
+        "versions": versions(),
+    }
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """What the run ran on."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {"device": device.type, "name": name, "threads": torch.get_num_threads(), "cores": os.cpu_count()}
+
+
+def versions() -> dict[str, str | None]:
+    """What software made the numbers; `commit` is None outside a git checkout."""
+    import mixmatch
+
+    return {
+        "mixmatch": mixmatch.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "commit": _commit(Path(__file__).parent),
+    }
+
+
+def _commit(folder: Path) -> str | None:
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None if answer.returncode == 0 else None

@@ -1,0 +1,140 @@
+"""A run is a folder: its settings, a line of metrics per evaluation, checkpoints, the finished model, the result.
+
+config.json          settings, split, classes; enough to do the run again
+metrics.jsonl        a line per evaluation
+checkpoint/          the last two checkpoints
+model.safetensors    the averaged model, with what it takes to use it in its metadata
+result.json          written when the run is finished: the record that tables and reports are made from
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mixmatch.errors import MixMatchError
+from mixmatch.training import checkpoint
+from mixmatch.training.checkpoint import Checkpoint, Damaged
+
+Record = dict[str, Any]
+FORMAT = 1
+
+
+class RunFolder:
+    """Reads and writes one run. Write only while holding `lock()`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoint"
+        self.model = path / "model.safetensors"
+
+    def exists(self) -> bool:
+        return (self.path / "config.json").exists()
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder against other processes. The system lets go of it even if the process is killed."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / ".lock").open("a+")
+        except OSError as error:
+            raise MixMatchError(f"cannot write to {self.path}: {error.strerror}; choose another --out") from None
+        with file:
+            if not _try_lock(file.fileno()):
+                raise MixMatchError(f"another process is writing to {self.path}: wait for it or choose another --out")
+            yield
+
+    def write_config(self, config: Record) -> None:
+        self._write("config.json", {"format": FORMAT, **config})
+
+    def config(self) -> Record:
+        return self._read("config.json", f"{self.path} is not a run folder: it has no config.json")
+
+    def write_result(self, result: Record) -> None:
+        self._write("result.json", {"format": FORMAT, **result})
+
+    def result(self) -> Record | None:
+        """The record of a finished run."""
+        return self._read("result.json") if (self.path / "result.json").exists() else None
+
+    def metrics(self) -> list[Record]:
+        """The evaluations so far. A last line cut short by a crash does not count."""
+        path = self.path / "metrics.jsonl"
+        records = []
+        for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+            if line.endswith(b"\n"):
+                try:
+                    records.append(json.loads(line))
+                except ValueError:
+                    number = len(records) + 1
+                    raise MixMatchError(f"line {number} of {path} is damaged: start again in another folder") from None
+        return records
+
+    def append_metrics(self, record: Record) -> None:
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def cut_metrics(self, count: int) -> None:
+        """Keep the first `count` evaluations: those a checkpoint knows of."""
+        lines = [json.dumps(record) + "\n" for record in self.metrics()]
+        if len(lines) < count:
+            raise MixMatchError(
+                f"{self.path}/metrics.jsonl has {len(lines)} of the {count} evaluations its checkpoint knows of: "
+                "it was changed by hand; start again in another folder"
+            )
+        checkpoint.replace_durably(self.path / "metrics.jsonl", "".join(lines[:count]).encode())
+
+    def load_checkpoint(self, name: str | None = None) -> Checkpoint | None:
+        """The newest checkpoint, or the one named; None if there is none yet.
+
+        A damaged one is an error that names the older one to go on from: that is for the user to decide.
+        """
+        found = checkpoint.list_checkpoints(self.checkpoints)
+        if name is not None and name not in [path.name for path in found]:
+            have = ", ".join(path.name for path in found) or "none"
+            raise MixMatchError(f"{self.path} has no checkpoint '{name}' (there is: {have})")
+        chosen = next((path for path in found if name is None or path.name == name), None)
+        if chosen is None:
+            return None
+        try:
+            return checkpoint.load(chosen)
+        except Damaged as error:
+            older = next((path.name for path in found if path.name < chosen.name), None)
+            advice = f"go on from the one before it with --checkpoint {older}" if older else "there is no older one"
+            raise MixMatchError(f"the checkpoint {chosen} is damaged: {error}; {advice}") from None
+
+    def _write(self, name: str, content: Record) -> None:
+        checkpoint.replace_durably(self.path / name, json.dumps(content, indent=1).encode())
+
+    def _read(self, name: str, missing: str | None = None) -> Record:
+        path = self.path / name
+        try:
+            content = json.loads(path.read_text())
+        except (FileNotFoundError, NotADirectoryError):
+            raise MixMatchError(missing or f"{path} is missing") from None
+        except (OSError, ValueError) as error:
+            raise MixMatchError(f"{path} cannot be read ({error})") from None
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise MixMatchError(f"{path} was not written by this version of mixmatch")
+        return content
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        if os.name == "posix":
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        else:
+            import msvcrt
+
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined, unused-ignore]
+    except OSError:
+        return False
+    return True
