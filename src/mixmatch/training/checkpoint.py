@@ -101,10 +101,19 @@ def load(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def to_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
-    """Tensors as a safetensors file. Each is copied first, because the format refuses tensors that share memory."""
+def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Tensors as a safetensors file: the same bytes for the same content."""
+    # Each tensor is copied, because the format refuses tensors that share memory.
     plain = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    return safetensors.torch.save(plain, metadata)
+    content = safetensors.torch.save(plain, None)
+    if not metadata:
+        return content
+    # The library writes metadata in an order that changes from process to process.
+    length = int.from_bytes(content[:8], "little")
+    header = {"__metadata__": dict(sorted(metadata.items())), **json.loads(content[8 : 8 + length])}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[8 + length :]
 
 
 def write_durably(path: Path, content: bytes) -> None:

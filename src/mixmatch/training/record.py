@@ -47,7 +47,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """What software made the numbers; `commit` is None outside a git checkout."""
+    """What software made the numbers; outside a git checkout `commit` is MIXMATCH_COMMIT, if that is set."""
     import mixmatch
 
     return {
@@ -55,7 +55,7 @@ def versions() -> dict[str, str | None]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "commit": _commit(Path(__file__).parent),
+        "commit": _commit(Path(__file__).parent) or os.environ.get("MIXMATCH_COMMIT"),
     }
 
 
