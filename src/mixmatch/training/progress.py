@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 LOG_SECONDS = 30.0
+LOG_SECONDS_LEAST = 5.0
 
 
 class Reporter(Protocol):
@@ -69,7 +70,7 @@ class Terminal:
 
 
 class Log:
-    """A line per evaluation, and one every half minute in between."""
+    """A line per evaluation and one every half minute in between, but not more than one in five seconds."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -86,6 +87,9 @@ class Log:
             self._line(step, "  ".join(f"{name} {value:.4g}" for name, value in values.items()))
 
     def evaluated(self, record: Mapping[str, Any]) -> None:
+        ended = record["step"] == self._total
+        if time.monotonic() - self._last < LOG_SECONDS_LEAST and not ended:
+            return
         losses = {name: value for name, value in record.items() if name.startswith("loss") or name == "confidence"}
         text = "  ".join(f"{name} {value:.4g}" for name, value in losses.items())
         self._line(record["step"], f"{text}  error {record['test_error']:.2f} %")
