@@ -60,14 +60,15 @@ def plot(records: Sequence[Record], path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
     for color, method in zip(COLORS, dict.fromkeys(record["method"] for record in records), strict=False):
-        curves = [record["curve"] for record in records if record["method"] == method]
+        group = [record for record in records if record["method"] == method]
+        curves, error = [record["curve"] for record in group], statistics.mean(record["error"] for record in group)
         steps = [point["step"] for point in curves[0]]
         for curve in curves:
             axes.plot(steps, [point["error"] for point in curve], color=color, linewidth=0.7, alpha=0.45)
         mean = [statistics.mean(curve[i]["error"] for curve in curves) for i in range(len(steps))]
         axes.plot(steps, mean, color=color, linewidth=2.2)
         axes.annotate(
-            f"{method} {mean[-1]:.1f} %",
+            f"{method} {error:.1f} %",
             (steps[-1], mean[-1]),
             xytext=(6, 0),
             textcoords="offset points",
