@@ -17,6 +17,6 @@ def unknown(what: str, name: str, known: Iterable[str]) -> MixMatchError:
     "unknown method 'mixmach': did you mean 'mixmatch'? (known: mixmatch, supervised)"
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'? " if near else ""
     return MixMatchError(f"unknown {what} '{name}': {hint}(known: {', '.join(names)})")

@@ -19,8 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = [
+    "entropy",
     "guess_labels",
     "interleave",
+    "kl_divergence",
     "labeled_loss",
     "linear_ramp",
     "mixmatch",
@@ -126,6 +128,18 @@ def labeled_loss(logits: Tensor, p: Tensor) -> Tensor:
 def unlabeled_loss(logits: Tensor, q: Tensor) -> Tensor:
     """L_U, Equation 4: the squared difference of prediction and guess, averaged over rows and over classes."""
     return (q - F.softmax(logits, dim=-1)).square().mean()
+
+
+def kl_divergence(logits_a: Tensor, logits_b: Tensor) -> Tensor:
+    """The mean over rows of KL(a || b) between the distributions that logits (..., L) stand for."""
+    log_a, log_b = F.log_softmax(logits_a, dim=-1), F.log_softmax(logits_b, dim=-1)
+    return (log_a.exp() * (log_a - log_b)).sum(dim=-1).mean()
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """The mean over rows of the entropy of the distributions that logits (..., L) stand for."""
+    log_p = F.log_softmax(logits, dim=-1)
+    return -(log_p.exp() * log_p).sum(dim=-1).mean()
 
 
 def linear_ramp(step: Tensor, length: float) -> Tensor:

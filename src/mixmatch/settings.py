@@ -63,10 +63,35 @@ DATA_PRESETS: dict[str, dict[str, Any]] = {
 
 METHOD_PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     ("digits", "mixmatch"): {"ramp": 333, "passes": "fused"},
+    ("digits", "vat"): {"epsilon": 0.87},  # 6 on 32x32x3 is as much a pixel
+    #
     ("cifar10", "mixmatch"): {"alpha": 0.75, "lambda_u": 75.0},
+    ("cifar10", "ict"): {"alpha": 0.75, "consistency_weight": 1000.0},
+    ("cifar10", "mean-teacher"): {"consistency_weight": 50.0, "weight_decay": 0.2},
+    ("cifar10", "mixup"): {"alpha": 0.75},
+    ("cifar10", "pi-model"): {"consistency_weight": 20.0},
+    ("cifar10", "pseudo-label"): {"consistency_weight": 1.0},
+    ("cifar10", "supervised-mixup"): {"alpha": 0.5, "weight_decay": 0.002},
+    #
     ("cifar100", "mixmatch"): {"alpha": 0.75, "lambda_u": 150.0, "weight_decay": 0.04},
+    ("cifar100", "supervised-mixup"): {"alpha": 0.5, "weight_decay": 0.002},
+    #
     ("svhn", "mixmatch"): {"alpha": 0.75, "lambda_u": 250.0},
+    ("svhn", "ict"): {"alpha": 0.5, "consistency_weight": 20.0},
+    ("svhn", "mean-teacher"): {"consistency_weight": 150.0},
+    ("svhn", "mixup"): {"alpha": 0.25},
+    ("svhn", "pi-model"): {"consistency_weight": 5.0, "weight_decay": 0.2},
+    ("svhn", "pseudo-label"): {"consistency_weight": 2.0},
+    ("svhn", "supervised-mixup"): {"alpha": 0.5, "weight_decay": 0.002},
+    #
     ("svhn-extra", "mixmatch"): {"alpha": 0.25, "lambda_u": 250.0},
+    ("svhn-extra", "ict"): {"alpha": 0.5, "consistency_weight": 20.0},
+    ("svhn-extra", "mean-teacher"): {"consistency_weight": 180.0},
+    ("svhn-extra", "mixup"): {"alpha": 0.25},
+    ("svhn-extra", "pi-model"): {"consistency_weight": 5.0, "weight_decay": 0.2},
+    ("svhn-extra", "pseudo-label"): {"consistency_weight": 2.0},
+    ("svhn-extra", "supervised-mixup"): {"alpha": 0.5, "weight_decay": 0.002},
+    #
     ("stl10", "mixmatch"): {"alpha": 0.75, "lambda_u": 50.0},
 }
 """What produced the paper's numbers (data set, method): settings of the run and of the method alike."""
@@ -107,10 +132,13 @@ def check(settings: Settings) -> Settings:
             good, wanted = _whole(value) and value >= least[name], f"a whole number of at least {least[name]}"
         elif kind is float:
             top = 1.0 if name == "ema_decay" else math.inf
-            good = isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= top
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            good = number and math.isfinite(value) and 0 <= value <= top
             wanted = "between 0 and 1" if name == "ema_decay" else "a finite number, 0 or more"
         else:
-            good, wanted = isinstance(value, kind if isinstance(kind, type) else dict), f"a {kind}"
+            wants: dict[Any, str] = {bool: "true or false", str: "a name"}
+            good = isinstance(value, kind if kind in wants else dict)
+            wanted = wants.get(kind, "names with their values")
         if not good:
             raise MixMatchError(f"{name}={value!r} must be {wanted}")
     settings.build_method()
@@ -118,14 +146,18 @@ def check(settings: Settings) -> Settings:
 
 
 def from_dict(values: Mapping[str, Any]) -> Settings:
-    """Settings as `to_dict` wrote them; a name from another version is refused."""
+    """Settings as `to_dict` wrote them, also by an earlier version: a setting of the method that it did not have yet
+    is at its default, which is what it did. A name that is not known is refused."""
     known = {f.name for f in dataclasses.fields(Settings)}
     for name in values:
         if name not in known:
             raise unknown("setting", name, known)
     if "data" not in values:
         raise MixMatchError("the settings name no data set")
-    return check(Settings(**values))
+    given = values.get("method_settings", {})
+    if isinstance(given, Mapping):
+        given = {**methods.settings_of(values.get("method", "mixmatch")), **given}
+    return check(Settings(**{**values, "method_settings": given}))
 
 
 def differences(a: Settings, b: Settings) -> list[str]:
@@ -141,7 +173,8 @@ def differences(a: Settings, b: Settings) -> list[str]:
 
 def _flat(settings: Settings) -> dict[str, Any]:
     values = settings.to_dict()
-    return {**values, **values.pop("method_settings")}
+    of_method = values.pop("method_settings")
+    return {**values, **of_method}
 
 
 def _whole(value: Any) -> bool:

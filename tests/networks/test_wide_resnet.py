@@ -290,7 +290,7 @@ def test_any_channels_and_sizes(shape):
 def test_every_name_builds_for_its_papers_shape(name):
     with torch.device("meta"):
         network = build(name, 10)
-        out = network(torch.empty(2, *NETWORKS[name][1]))
+        out = network(torch.empty(2, *NETWORKS[name].shape))
     assert out.shape == (2, 10)
 
 

@@ -9,6 +9,7 @@ import typer
 
 from mixmatch import api
 from mixmatch.cli.options import DataDir, Json, Strict, console, parse_labels, print_json
+from mixmatch.methods import METHODS
 from mixmatch.settings import from_dict
 from mixmatch.training.progress import Quiet, duration
 
@@ -17,7 +18,7 @@ RUN, SETTINGS, METHOD = "Run", "Settings (default: what the paper used for this 
 
 def train(
     data: Annotated[str, typer.Argument(metavar="DATA", help="A data set; see [b]mixmatch data list[/b].")],
-    method: Annotated[str | None, typer.Option(help="How to learn: mixmatch or supervised.")] = None,
+    method: Annotated[str | None, typer.Option(help=f"How to learn: {', '.join(METHODS)}.")] = None,
     labels: Annotated[str | None, typer.Option(metavar="N|all", help="How many images are labeled.")] = None,
     seed: Annotated[int | None, typer.Option(help="Decides who is labeled and every random draw.")] = None,
     steps: Annotated[int | None, typer.Option(help="How many steps to train.")] = None,
@@ -64,8 +65,39 @@ def train(
         float | None, typer.Option(help="Weight of the unlabeled loss.", rich_help_panel=METHOD)
     ] = None,
     ramp: Annotated[int | None, typer.Option(help="Steps until that weight is full.", rich_help_panel=METHOD)] = None,
+    guess_weights: Annotated[
+        str | None, typer.Option(help="Which weights guess: live or ema.", rich_help_panel=METHOD)
+    ] = None,
+    mix: Annotated[
+        str | None, typer.Option(help="Mix all, separate, labeled, unlabeled or none.", rich_help_panel=METHOD)
+    ] = None,
     passes: Annotated[
         str | None, typer.Option(help="official (as published) or fused (faster).", rich_help_panel=METHOD)
+    ] = None,
+    consistency_weight: Annotated[
+        float | None, typer.Option(help="Weight of the unlabeled loss of a baseline.", rich_help_panel=METHOD)
+    ] = None,
+    warmup: Annotated[
+        float | None, typer.Option(help="Part of training until that weight is full.", rich_help_panel=METHOD)
+    ] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="Pseudo-Label: what is confident.", rich_help_panel=METHOD)
+    ] = None,
+    masking: Annotated[
+        str | None, typer.Option(help="Pseudo-Label: official or intended.", rich_help_panel=METHOD)
+    ] = None,
+    keep_order: Annotated[
+        bool | None, typer.Option(help="MixUp with max(lambda, 1 - lambda).", rich_help_panel=METHOD)
+    ] = None,
+    vat_weight: Annotated[float | None, typer.Option(help="VAT: adversarial weight.", rich_help_panel=METHOD)] = None,
+    epsilon: Annotated[float | None, typer.Option(help="VAT: perturbation length.", rich_help_panel=METHOD)] = None,
+    xi: Annotated[float | None, typer.Option(help="VAT: trial perturbation length.", rich_help_panel=METHOD)] = None,
+    entropy_weight: Annotated[float | None, typer.Option(help="VAT: entropy weight.", rich_help_panel=METHOD)] = None,
+    divergence: Annotated[
+        str | None, typer.Option(help="VAT: direction of the KL, official or paper.", rich_help_panel=METHOD)
+    ] = None,
+    smoothing: Annotated[
+        float | None, typer.Option(help="Supervised: label smoothing.", rich_help_panel=METHOD)
     ] = None,
 ) -> None:
     """Train a classifier from few labels and many unlabeled images.

@@ -10,14 +10,28 @@ from typing import Any
 
 from mixmatch.errors import MixMatchError, unknown
 from mixmatch.methods.base import Batch, Method, Progress
+from mixmatch.methods.ict import ICT
+from mixmatch.methods.mean_teacher import MeanTeacher
 from mixmatch.methods.mixmatch import MixMatch
+from mixmatch.methods.mixup import MixUp
+from mixmatch.methods.pi_model import PiModel
+from mixmatch.methods.pseudo_label import PseudoLabel
 from mixmatch.methods.supervised import Supervised
+from mixmatch.methods.supervised_mixup import SupervisedMixUp
+from mixmatch.methods.vat import VAT
 
-__all__ = ["METHODS", "Batch", "Method", "MixMatch", "Progress", "Supervised", "build", "settings_of"]
+__all__ = ["METHODS", "Batch", "Method", "Progress", "build", "settings_of"]
 
 METHODS: dict[str, type[Method]] = {
     "mixmatch": MixMatch,
     "supervised": Supervised,
+    "supervised-mixup": SupervisedMixUp,
+    "pi-model": PiModel,
+    "mean-teacher": MeanTeacher,
+    "pseudo-label": PseudoLabel,
+    "mixup": MixUp,
+    "vat": VAT,
+    "ict": ICT,
 }
 
 
@@ -56,7 +70,8 @@ def _checked(method: str, setting: str, value: Any, kind: Any) -> Any:
         raise MixMatchError(f"{wrong}must be a finite number")
     if kind is int and value != int(value):
         raise MixMatchError(f"{wrong}must be a whole number")
-    least, strict = (1, False) if setting == "K" else (0, setting == "alpha")
-    if value < least or (strict and value == least):
-        raise MixMatchError(f"{wrong}must be {f'more than {least}' if strict else f'{least} or more'}")
+    least, most = (1 if setting == "K" else 0), (1 if setting in ("threshold", "smoothing", "warmup") else math.inf)
+    if value > most or value < least or (value == 0 and setting in ("alpha", "xi", "epsilon")):
+        wanted = f"between {least} and {most}" if most < math.inf else f"{least} or more"
+        raise MixMatchError(f"{wrong}must be {'more than 0' if setting in ('alpha', 'xi', 'epsilon') else wanted}")
     return kind(value)

@@ -35,7 +35,9 @@ class Progress(NamedTuple):
 class Predictor(Protocol):
     """What a method may ask of the network; see `mixmatch.training.model.Model`."""
 
-    def __call__(self, x: Tensor, weights: Weights = "live", stats: Stats = "batch") -> Tensor: ...
+    def __call__(
+        self, x: Tensor, weights: Weights = "live", stats: Stats = "batch", full_precision: bool = False
+    ) -> Tensor: ...
 
 
 class Method(Protocol):
@@ -44,6 +46,11 @@ class Method(Protocol):
     @property
     def unlabeled_views(self) -> int:
         """How many augmentations of each unlabeled image it wants; 0 if it does not use them."""
+        ...
+
+    @property
+    def wants_noise(self) -> bool:
+        """Whether it needs standard normal noise of the shape of a view, as the draw `noise`."""
         ...
 
     def draw(self, rng: np.random.Generator, batch_size: int) -> Draws:

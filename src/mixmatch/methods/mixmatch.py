@@ -33,6 +33,11 @@ class MixMatch:
     """Weight of the unlabeled loss."""
     ramp: int = 16384
     """Steps over which that weight rises linearly from 0."""
+    guess_weights: Literal["live", "ema"] = "live"
+    """Which weights guess: those being trained, or their average (an ablation)."""
+    mix: Literal["all", "separate", "labeled", "unlabeled", "none"] = "all"
+    """Who is mixed with whom: everything with everything, or one of the ablations: labeled and unlabeled images each
+    among themselves, only the labeled, only the unlabeled, nothing."""
     passes: Literal["official", "fused"] = "official"
     """`official` runs K passes to guess and K + 1 interleaved ones to learn, each with its own batch statistics;
     `fused` one pass over all guesses and one over all mixed images, which is faster."""
@@ -41,9 +46,20 @@ class MixMatch:
     def unlabeled_views(self) -> int:
         return self.K
 
+    wants_noise = False
+
     def draw(self, rng: np.random.Generator, batch_size: int) -> Draws:
+        """Lambdas and partners for the B labeled rows, then the K*B unlabeled ones; lambda 1 leaves a row unmixed."""
         rows = (self.K + 1) * batch_size
-        return {"lam": rng.beta(self.alpha, self.alpha, rows).astype(np.float32), "perm": rng.permutation(rows)}
+        lam = rng.beta(self.alpha, self.alpha, rows).astype(np.float32)
+        perm = rng.permutation(rows)
+        if self.mix != "all":
+            perm = np.concatenate([rng.permutation(batch_size), batch_size + rng.permutation(rows - batch_size)])
+        if self.mix in ("unlabeled", "none"):
+            lam[:batch_size] = 1
+        if self.mix in ("labeled", "none"):
+            lam[batch_size:] = 1
+        return {"lam": lam, "perm": perm}
 
     def loss(
         self, model: Predictor, batch: Batch, draws: Mapping[str, Tensor], progress: Progress
@@ -62,9 +78,9 @@ class MixMatch:
     def guess(self, model: Predictor, u: Tensor) -> Tensor:
         """Guessed labels (B, L) from the views (K, B, ...): Algorithm 1, lines 7 and 8."""
         if self.passes == "official":
-            logits = torch.stack([model(view) for view in u])
+            logits = torch.stack([model(view, weights=self.guess_weights) for view in u])
         else:
-            logits = model(u.flatten(0, 1)).reshape(*u.shape[:2], -1)
+            logits = model(u.flatten(0, 1), weights=self.guess_weights).reshape(*u.shape[:2], -1)
         return functional.guess_labels(logits.softmax(dim=-1), self.T)
 
     def learn(self, model: Predictor, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

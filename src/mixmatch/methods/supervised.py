@@ -17,7 +17,11 @@ from mixmatch.methods.base import Batch, Metrics, Predictor, Progress
 class Supervised:
     """Cross-entropy on augmented labeled images; the unlabeled ones are not looked at."""
 
+    smoothing: float = 0.0
+    """How far a target moves from its class towards all classes alike."""
+
     unlabeled_views = 0
+    wants_noise = False
 
     def draw(self, rng: np.random.Generator, batch_size: int) -> Draws:
         return {}
@@ -25,5 +29,6 @@ class Supervised:
     def loss(
         self, model: Predictor, batch: Batch, draws: Mapping[str, Tensor], progress: Progress
     ) -> tuple[Tensor, Metrics]:
-        loss = functional.labeled_loss(model(batch.x, stats="update"), batch.y)
+        p = batch.y - self.smoothing * (batch.y - 1 / batch.y.shape[-1])
+        loss = functional.labeled_loss(model(batch.x, stats="update"), p)
         return loss, {"loss": loss}

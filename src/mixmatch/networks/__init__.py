@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from mixmatch.errors import MixMatchError, unknown
+from mixmatch.networks.convnet13 import ConvNet13
 from mixmatch.networks.wide_resnet import WideResNet
 
-__all__ = ["NETWORKS", "WideResNet", "build"]
+__all__ = ["NETWORKS", "ConvNet13", "Plan", "WideResNet", "build"]
 
-NETWORKS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
-    "wrn-small": ({"filters": 32, "repeat": 1, "scales": 2, "momentum": 0.05}, (1, 8, 8)),
-    "wrn-28-2": ({"filters": 32, "repeat": 4}, (3, 32, 32)),
-    "wrn-28-large": ({"filters": 135, "repeat": 4}, (3, 32, 32)),
-    "wrn-28-2-stl10": ({"filters": 32, "repeat": 4, "scales": 4}, (3, 96, 96)),
+
+class Plan(NamedTuple):
+    """How to build a network, and the input shape the paper uses it with."""
+
+    kind: type[nn.Module]
+    arguments: dict[str, Any]
+    shape: tuple[int, int, int] = (3, 32, 32)
+    smallest: int = 1
+    """Images must be at least this high and wide."""
+
+
+NETWORKS: dict[str, Plan] = {
+    "wrn-small": Plan(WideResNet, {"filters": 32, "repeat": 1, "scales": 2, "momentum": 0.05}, (1, 8, 8)),
+    "wrn-28-2": Plan(WideResNet, {"filters": 32, "repeat": 4}),
+    "wrn-28-large": Plan(WideResNet, {"filters": 135, "repeat": 4}),
+    "wrn-28-2-stl10": Plan(WideResNet, {"filters": 32, "repeat": 4, "scales": 4}, (3, 96, 96)),
+    "cnn13": Plan(ConvNet13, {"filters": 128}, smallest=12),
+    "cnn13-32": Plan(ConvNet13, {"filters": 32}, smallest=12),
 }
-"""Name -> how wide and deep, and the input shape the paper uses it with. `wrn-D-W` works for any D = 6n + 4 too."""
+"""The networks with a name. `wrn-D-W` works for any depth D = 6n + 4 and width W too."""
 
 
 def build(name: str, num_classes: int, input_shape: tuple[int, ...] | None = None) -> nn.Module:
@@ -34,18 +48,20 @@ def build(name: str, num_classes: int, input_shape: tuple[int, ...] | None = Non
     """
     if num_classes < 2:
         raise MixMatchError(f"a classifier needs at least two classes, not {num_classes}")
-    arguments, paper_shape = NETWORKS.get(name) or _wide_resnet(name)
-    shape = paper_shape if input_shape is None else input_shape
+    plan = NETWORKS.get(name) or _wide_resnet(name)
+    shape = plan.shape if input_shape is None else input_shape
     if len(shape) != 3 or min(shape) < 1:
         raise MixMatchError(f"network '{name}' takes images of shape (channels, height, width), not {shape}")
-    return WideResNet(num_classes, in_channels=shape[0], **arguments)
+    if min(shape[1:]) < plan.smallest:
+        raise MixMatchError(f"network '{name}' takes images of at least {plan.smallest}x{plan.smallest}, not {shape}")
+    return plan.kind(num_classes, in_channels=shape[0], **plan.arguments)
 
 
-def _wide_resnet(name: str) -> tuple[dict[str, Any], tuple[int, ...]]:
+def _wide_resnet(name: str) -> Plan:
     match = re.fullmatch(r"wrn-(\d+)-(\d+)", name)
     if match is None:
         raise unknown("network", name, NETWORKS)
     depth, width = int(match[1]), int(match[2])
     if depth < 10 or (depth - 4) % 6 or width < 1:
         raise MixMatchError(f"network '{name}': a Wide ResNet's depth is 10, 16, 22, 28 ... and its width 1 or more")
-    return {"filters": 16 * width, "repeat": (depth - 4) // 6}, (3, 32, 32)
+    return Plan(WideResNet, {"filters": 16 * width, "repeat": (depth - 4) // 6})

@@ -57,12 +57,15 @@ class Trainer:
                 "--method supervised"
             )
         self.augment = CropFlip(settings.pad, settings.flip)
-        self.augment.check(*source.image_shape[:2])
+        try:
+            self.augment.check(*source.image_shape[:2])
+        except ValueError as error:
+            raise MixMatchError(str(error)) from None
         network = network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model = Model(network, settings.ema_decay, settings.precision)
         self.optimizer = build_optimizer(network, settings)
         self.pool = Pool(source.train.images, device)
-        self.labels = torch.from_numpy(np.array(source.train.labels)).to(device)
+        self.labels = torch.from_numpy(np.array(source.train.labels, np.int64)).to(device)
         self._labeled = Sampler(len(split.labeled), settings.batch_size, settings.seed, "labeled")
         self._unlabeled = Sampler(max(len(split.unlabeled), 1), settings.batch_size, settings.seed, "unlabeled")
         self.step = 0
@@ -70,6 +73,7 @@ class Trainer:
         self._sums: dict[str, Tensor] = {}
         self._summed = 0
         self._first_bad = torch.tensor(-1, device=device)
+        self._exact = torch.float32 if device.type == "mps" else torch.float64  # which MPS does not have
 
     # ---------------------------------------------------------------- one step
 
@@ -110,7 +114,7 @@ class Trainer:
         bad = ~torch.isfinite(loss.detach()) & (self._first_bad < 0)
         self._first_bad = torch.where(bad, draws["step"].long(), self._first_bad)
         for name, value in metrics.items():
-            value = value.detach().double()
+            value = value.detach().to(self._exact)
             self._sums[name] = self._sums[name] + value if name in self._sums else value
         self._summed += 1
 
@@ -128,6 +132,8 @@ class Trainer:
                 x = self.pool.fetch(draws["labeled"])
                 u = self.pool.fetch(draws["unlabeled"]) if "unlabeled" in draws else None
                 draws["labeled"] = draws["labeled"].to(self.device)
+                if self.method.wants_noise:
+                    draws["method/noise"] = self._noise(self.step)
                 rate = learning_rate(settings.schedule, settings.learning_rate, self.step, settings.steps)
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate
@@ -146,6 +152,12 @@ class Trainer:
             for name, values in stacked.items()
         }
 
+    def _noise(self, step: int) -> Tensor:
+        """Standard normal noise, one view of the unlabeled images large: too much to copy, so drawn on the device."""
+        count, height, width, channels = self.settings.batch_size, *self.source.image_shape
+        source = torch.Generator(self.device).manual_seed(torch_seed(self.settings.seed, "noise", step))
+        return torch.randn((count, channels, height, width), generator=source, device=self.device)
+
     def metrics(self) -> dict[str, float]:
         """The metrics averaged since `clear_metrics`. Waits for the device."""
         return {name: value.item() for name, value in self.device_metrics().items()}
@@ -158,10 +170,13 @@ class Trainer:
         self._sums, self._summed = {}, 0
 
     def check_finite(self) -> None:
-        """Refuse to go on after a loss that was not a number: what came after it is worthless. Waits for the device."""
+        """Refuse to go on after a loss that was not a number, or with weights that are not and make the next loss so:
+        what comes after is worthless. Waits for the device."""
         step = int(self._first_bad.item())
         if step >= 0:
             raise NotFinite(step)
+        if not torch.stack([p.isfinite().all() for p in self.model.network.parameters()]).all():
+            raise NotFinite(self.step)
 
     def evaluate(self, between: Callable[[], None] = lambda: None) -> tuple[Evaluation, Evaluation | None]:
         """The averaged model on the test images and on the validation images."""
@@ -193,7 +208,7 @@ class Trainer:
     def restore(self, saved: Checkpoint) -> None:
         """Go back to where a checkpoint was taken."""
         network = self.model.network
-        if saved.weights.keys() != network.state_dict().keys() or saved.ema.keys() != self.model.ema.keys():
+        if _shapes(saved.weights) != _shapes(network.state_dict()) or _shapes(saved.ema) != _shapes(self.model.ema):
             raise MixMatchError("the checkpoint is of another network than this run's settings name")
         network.load_state_dict(saved.weights)
         for name, value in saved.ema.items():
@@ -201,7 +216,7 @@ class Trainer:
         load_optimizer_state(network, self.optimizer, saved.optimizer, saved.step)
         self.step = saved.step
         self._sums = {
-            name: torch.tensor(value, dtype=torch.float64, device=self.device)
+            name: torch.tensor(value, dtype=self._exact, device=self.device)
             for name, value in saved.state["sums"].items()
         }
         self._summed = saved.state["summed"]
@@ -334,8 +349,8 @@ def fit(
         return min(settings.steps, trainer.step + CHUNK, *following)
 
     stop, readings = Stop(), Readings()
-    reporter.start(f"{settings.data} {settings.method}", trainer.step, settings.steps)
     try:
+        reporter.start(f"{settings.data} {settings.method}", trainer.step, settings.steps)
         with stop.listening():
             try:
                 while True:
@@ -383,6 +398,10 @@ def fit(
 
 def _under(prefix: str, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in draws.items() if name.startswith(prefix)}
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _rows(images: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:

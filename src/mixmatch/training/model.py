@@ -7,7 +7,7 @@ every call says both.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -37,9 +37,11 @@ class Model:
         self.ema = {name: p.detach().clone() for name, p in network.named_parameters() if p.requires_grad}
         self._norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
 
-    def __call__(self, x: Tensor, weights: Weights = "live", stats: Stats = "batch") -> Tensor:
-        """Logits (N, L) in float32 for images (N, C, H, W)."""
-        with self._statistics(stats), self._autocast(x.device):
+    def __call__(
+        self, x: Tensor, weights: Weights = "live", stats: Stats = "batch", full_precision: bool = False
+    ) -> Tensor:
+        """Logits (N, L) in float32 for images (N, C, H, W). `full_precision` rules out bf16 and TF32 for this pass."""
+        with self._statistics(stats), self._numbers(x.device, full_precision):
             if weights == "live":
                 logits: Tensor = self.network(x)
             else:
@@ -70,7 +72,17 @@ class Model:
             for norm, was in zip(self._norms, tracked, strict=True):
                 norm.track_running_stats = was
 
-    def _autocast(self, device: torch.device) -> torch.autocast | nullcontext[None]:
-        if self.precision == "bf16":
-            return torch.autocast(device.type, dtype=torch.bfloat16)
-        return nullcontext()
+    @contextmanager
+    def _numbers(self, device: torch.device, full_precision: bool) -> Iterator[None]:
+        if full_precision and device.type == "cuda":
+            before = torch.backends.cudnn.allow_tf32
+            torch.backends.cudnn.allow_tf32 = False
+            try:
+                yield
+            finally:
+                torch.backends.cudnn.allow_tf32 = before
+        elif self.precision == "bf16" and not full_precision:
+            with torch.autocast(device.type, dtype=torch.bfloat16):
+                yield
+        else:
+            yield

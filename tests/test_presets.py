@@ -1,0 +1,110 @@
+"""The presets against the authors' commands, written out here from their run scripts (fact sheet, section 5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mixmatch.methods import METHODS
+from mixmatch.settings import DATA_PRESETS, METHOD_PRESETS, resolve
+
+# Per method: weight decay, Beta's alpha, weight of the unlabeled loss. None: the method has no such setting.
+COMMANDS: dict[str, dict[str, tuple[float, float | None, float | None]]] = {
+    "cifar10": {
+        "mixmatch": (0.02, 0.75, 75),
+        "ict": (0.02, 0.75, 1000),
+        "mean-teacher": (0.2, None, 50),
+        "mixup": (0.02, 0.75, None),
+        "pi-model": (0.02, None, 20),
+        "pseudo-label": (0.02, None, 1),
+        "vat": (0.02, None, 0.3),
+        "supervised-mixup": (0.002, 0.5, None),
+    },
+    "svhn": {
+        "mixmatch": (0.02, 0.75, 250),
+        "ict": (0.02, 0.5, 20),
+        "mean-teacher": (0.02, None, 150),
+        "mixup": (0.02, 0.25, None),
+        "pi-model": (0.2, None, 5),
+        "pseudo-label": (0.02, None, 2),
+        "vat": (0.02, None, 0.3),
+        "supervised-mixup": (0.002, 0.5, None),
+    },
+    "svhn-extra": {
+        "mixmatch": (0.02, 0.25, 250),
+        "ict": (0.02, 0.5, 20),
+        "mean-teacher": (0.02, None, 180),
+        "mixup": (0.02, 0.25, None),
+        "pi-model": (0.2, None, 5),
+        "pseudo-label": (0.02, None, 2),
+        "vat": (0.02, None, 0.3),
+        "supervised-mixup": (0.002, 0.5, None),
+    },
+    "cifar100": {"mixmatch": (0.04, 0.75, 150), "supervised-mixup": (0.002, 0.5, None)},
+    "stl10": {"mixmatch": (0.02, 0.75, 50)},
+}
+WEIGHT = {"mixmatch": "lambda_u", "vat": "vat_weight"}
+
+
+@pytest.mark.parametrize(("data", "method"), [(data, method) for data in COMMANDS for method in COMMANDS[data]])
+def test_presets_are_the_authors_commands(data: str, method: str) -> None:
+    settings = resolve(data, {"method": method})
+    decay, alpha, weight = COMMANDS[data][method]
+    of_method = settings.method_settings
+    assert settings.weight_decay == decay
+    assert of_method.get("alpha") == alpha
+    assert of_method.get(WEIGHT.get(method, "consistency_weight")) == weight
+
+
+def test_every_preset_is_in_the_table_above_or_for_the_small_data_set() -> None:
+    assert set(METHOD_PRESETS) <= {(data, method) for data in COMMANDS for method in COMMANDS[data]} | {
+        ("digits", "mixmatch"),
+        ("digits", "vat"),
+    }
+
+
+@pytest.mark.parametrize("data", COMMANDS)
+@pytest.mark.parametrize("method", METHODS)
+def test_what_all_runs_share(data: str, method: str) -> None:
+    settings = resolve(data, {"method": method})
+    assert (settings.learning_rate, settings.schedule, settings.ema_decay) == (0.002, "constant", 0.999)
+    assert (settings.batch_size, settings.steps, settings.eval_every) == (64, 1_048_576, 1024)
+    assert settings.valid == 1
+    assert settings.method_settings.get("warmup", 0.4) == 0.4
+
+
+def test_what_a_command_does_not_say_is_the_default() -> None:
+    expected: dict[str, dict[str, Any]] = {
+        "mixmatch": {"K": 2, "T": 0.5, "ramp": 16384, "guess_weights": "live", "mix": "all", "passes": "official"},
+        "pseudo-label": {"threshold": 0.95, "masking": "official"},
+        "vat": {"epsilon": 6.0, "xi": 1e-6, "entropy_weight": 0.06, "divergence": "official"},
+        "mixup": {"keep_order": True},
+        "supervised-mixup": {"keep_order": True},
+    }
+    for method, values in expected.items():
+        for data in ("cifar10", "svhn", "svhn-extra"):
+            found = resolve(data, {"method": method}).method_settings
+            assert {name: found[name] for name in values} == values
+
+
+@pytest.mark.parametrize(
+    ("data", "pad", "flip", "network", "labels"),
+    [
+        ("cifar10", 4, True, "wrn-28-2", 250),
+        ("cifar100", 4, True, "wrn-28-large", 10000),
+        ("svhn", 4, False, "wrn-28-2", 250),
+        ("svhn-extra", 4, False, "wrn-28-2", 250),
+        ("stl10", 12, True, "wrn-28-2-stl10", 1000),
+    ],
+)
+def test_augmentation_and_network_follow_the_data(data: str, pad: int, flip: bool, network: str, labels: int) -> None:
+    """Section 1.3: digits in house numbers are not flipped, STL-10's larger images are shifted by up to 12."""
+    settings = resolve(data, {})
+    assert (settings.pad, settings.flip, settings.network, settings.labels) == (pad, flip, network, labels)
+    assert set(DATA_PRESETS) == {*COMMANDS, "digits"}
+
+
+def test_what_is_given_wins_over_the_preset() -> None:
+    settings = resolve("cifar10", {"method": "mean-teacher", "weight_decay": 0.5, "consistency_weight": 3})
+    assert (settings.weight_decay, settings.method_settings["consistency_weight"]) == (0.5, 3)
