@@ -80,9 +80,11 @@ def train(
         finished = run.result()
         if finished is not None and checkpoint is None:
             return finished
+        if wanted.network.startswith("custom:") and network is None:
+            raise MixMatchError(f"{run.path} is of a network of your own, {wanted.network[7:]}: pass it to train()")
     source = load_data(data, data_dir, strict=strict) if isinstance(data, str) else data
     split = make_split(source, wanted.labels, wanted.seed, wanted.valid)
-    with run.lock(), torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
+    with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
         height, width, channels = source.image_shape
         torch.manual_seed(torch_seed(wanted.seed, "init"))
         module = (
@@ -91,16 +93,17 @@ def train(
             else networks.build(wanted.network, len(source.classes), (channels, height, width))
         )
         trainer = engine.Trainer(wanted, source, split, module, where)
-        saved = _begin_or_go_on(run, wanted, source, trainer, checkpoint)
-        shown = reporter if reporter is not None else progress.on_stderr()
-        seconds = engine.fit(
-            trainer, run, progress.Several(shown, progress.TensorBoard(run.path)), saved, checkpoint_every
-        )
-        module.load_state_dict({**module.state_dict(), **trainer.model.ema})
-        Classifier(module, wanted.network, source.classes, (channels, height, width)).save(run.model)
-        record = make_record(wanted, split, run.metrics(), seconds, where)
-        run.write_result(record)
-        return record
+        with run.lock():  # makes the folder, so everything that may be refused is refused above
+            saved = _begin_or_go_on(run, wanted, source, trainer, checkpoint)
+            shown = reporter if reporter is not None else progress.on_stderr()
+            seconds = engine.fit(
+                trainer, run, progress.Several(shown, progress.TensorBoard(run.path)), saved, checkpoint_every
+            )
+            module.load_state_dict({**module.state_dict(), **trainer.model.ema})
+            Classifier(module, wanted.network, source.classes, (channels, height, width)).save(run.model)
+            record = make_record(wanted, split, run.metrics(), seconds, where)
+            run.write_result(record)
+            return record
 
 
 def load(path: str | Path, *, device: str = "auto", network: nn.Module | None = None) -> Classifier:
@@ -118,9 +121,8 @@ def load(path: str | Path, *, device: str = "auto", network: nn.Module | None = 
         raise MixMatchError(f"{path} has no model yet: its training has not reached a checkpoint")
     shape = tuple(config["input_shape"])
     settings, classes = settings_.from_dict(config["settings"]), tuple(config["classes"])
-    module = network or networks.build(settings.network, len(classes), shape)
-    module.load_state_dict({**saved.weights, **saved.ema})
-    return Classifier(module.to(where), settings.network, classes, shape)
+    tensors = {**saved.weights, **saved.ema}
+    return Classifier.filled(path, tensors, settings.network, classes, shape, where, network)
 
 
 def pick_device(name: str) -> torch.device:
@@ -133,7 +135,10 @@ def pick_device(name: str) -> torch.device:
         raise MixMatchError(f"unknown device '{name}': use auto, cpu, cuda or mps")
     if not available[kind]:
         raise MixMatchError(f"device '{name}' is not available here: use --device cpu")
-    return torch.device(name)
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise MixMatchError(f"unknown device '{name}': use auto, cpu, cuda or mps") from None
 
 
 def default_folder(settings: Settings) -> Path:
@@ -182,4 +187,7 @@ def _begin_or_go_on(
         raise MixMatchError(
             f"the data has changed since {run.path} was started (another split): start again in another folder"
         )
-    return run.load_checkpoint(name)
+    saved = run.load_checkpoint(name)
+    if saved is not None and name is not None:
+        run.forget_after(saved.step)
+    return saved

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -69,18 +70,32 @@ class Classifier:
                 tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if about.get("format") != "mixmatch-1":
                 raise MixMatchError(f"{path} is not a model of mixmatch")
-            classes = tuple(json.loads(about["classes"]))
+            name, classes = about["network"], tuple(json.loads(about["classes"]))
             shape = tuple(json.loads(about["input_shape"]))
         except FileNotFoundError:
             raise MixMatchError(f"there is no model at {path}") from None
         except (safetensors.SafetensorError, OSError, ValueError, KeyError) as error:
             raise MixMatchError(f"{path} cannot be read as a model ({error})") from None
+        return cls.filled(path, tensors, name, classes, shape, device, network)
+
+    @classmethod
+    def filled(
+        cls,
+        path: Path,
+        tensors: Mapping[str, Tensor],
+        name: str,
+        classes: tuple[str, ...],
+        shape: tuple[int, int, int],
+        device: torch.device,
+        network: nn.Module | None = None,
+    ) -> Classifier:
+        """The network of that name, or the one given, with these weights, which were read from `path`."""
         if network is None:
-            if about["network"].startswith("custom:"):
-                raise MixMatchError(f"{path} is of a network of your own, {about['network'][7:]}: pass it to load()")
-            network = networks.build(about["network"], len(classes), shape)
+            if name.startswith("custom:"):
+                raise MixMatchError(f"{path} is of a network of your own, {name[7:]}: pass it to load()")
+            network = networks.build(name, len(classes), shape)
         try:
             network.load_state_dict(tensors)
         except RuntimeError as error:
             raise MixMatchError(f"{path} does not fit its network ({str(error).splitlines()[0]})") from None
-        return cls(network.to(device), about["network"], classes, shape)
+        return cls(network.to(device), name, classes, shape)

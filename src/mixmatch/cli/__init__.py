@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mixmatch import __version__
-from mixmatch.cli import compare, data, evaluate, predict, train
+from mixmatch.cli import compare, data, evaluate, predict, reproduce, train
 from mixmatch.cli.options import ManyValues
 from mixmatch.errors import MixMatchError
 from mixmatch.training.engine import Interrupted
@@ -34,6 +34,8 @@ app.command()(train.train)
 app.command(cls=ManyValues)(compare.compare)
 app.command()(evaluate.evaluate)
 app.command()(predict.predict)
+app.command(cls=ManyValues)(reproduce.reproduce)
+app.command("results")(reproduce.results_page)
 app.add_typer(data.app)
 
 
@@ -59,11 +61,13 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except Interrupted as stopped:
-        print(f"stopped at step {stopped.step:,}, which is saved: go on with --resume", file=sys.stderr)
+        again = "go on with --resume" if sys.argv[1:2] == ["train"] else "the same command goes on from there"
+        print(f"stopped at step {stopped.step:,}, which is saved: {again}", file=sys.stderr)
         sys.exit(128 + stopped.signal)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as ended:
+        if ended.code == 130:  # what typer makes of Ctrl-C
+            print("stopped", file=sys.stderr)
+        raise
     except BrokenPipeError:  # `mixmatch ... | head`
         sys.stderr.close()
         sys.exit(141)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from rich import box
 from rich.table import Table
 
@@ -42,7 +41,7 @@ def evaluate(
         "data": settings.data,
         "images": len(labels),
         "wrong": int(wrong.sum()),
-        "error": float(100 * np.mean(wrong)),
+        "error": 100 * int(wrong.sum()) / len(labels),
         "per_class": per_class,
     }
     if as_json:

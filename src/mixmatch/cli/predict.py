@@ -53,6 +53,8 @@ def predict(
                 _write_json(out, rows)
             else:
                 _write_csv(out, rows, classifier.classes)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise MixMatchError(f"cannot write {output or 'the output'}: {error.strerror}") from None
     if unreadable:

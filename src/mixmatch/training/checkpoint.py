@@ -1,7 +1,7 @@
 """Checkpoints: whole or not there at all. Plain tensors and JSON, never a pickle, so a stranger's run is safe to open.
 
 A checkpoint is a folder `step-00001024` of three safetensors files (weights, moving average, optimizer) and a
-`state.json` with the rest and the files' hashes. It is written under a temporary name, flushed to disk and renamed.
+`state.json` with the rest and the hashes of all. It is written under a temporary name, flushed to disk and renamed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
             content = to_bytes(getattr(checkpoint, part))
             hashes[part] = hashlib.sha256(content).hexdigest()
             write_durably(temporary / f"{part}.safetensors", content)
-        state = {**checkpoint.state, "sha256": hashes}
+        state = {**checkpoint.state, "sha256": {**hashes, "state": _state_hash(checkpoint.state)}}
         write_durably(temporary / "state.json", json.dumps(state, indent=1).encode())
         sync_folder(temporary)
     except BaseException:
@@ -83,6 +83,8 @@ def load(path: Path) -> Checkpoint:
     try:
         state = json.loads((path / "state.json").read_text())
         hashes = state.pop("sha256")
+        if _state_hash(state) != hashes["state"]:
+            raise Damaged("state.json is not what was written")
         parts = {}
         for part in TENSORS:
             content = (path / f"{part}.safetensors").read_bytes()
@@ -99,6 +101,10 @@ def load(path: Path) -> Checkpoint:
     except safetensors.SafetensorError as error:
         raise Damaged(str(error)) from None
     return checkpoint
+
+
+def _state_hash(state: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:

@@ -51,14 +51,15 @@ def evaluate(
         return None
     if not known.all():
         images, labels = images[known], labels[known]
-    truth = torch.from_numpy(np.ascontiguousarray(labels)).to(device)
+    truth = torch.from_numpy(np.ascontiguousarray(labels, np.int64)).to(device)
     wrong = torch.zeros((), dtype=torch.int64, device=device)
-    loss = torch.zeros((), dtype=torch.float64, device=device)
+    exact = torch.float32 if device.type == "mps" else torch.float64  # which MPS does not have
+    loss = torch.zeros((), dtype=exact, device=device)
     start = 0
     for logits in predict_logits(lambda x: model(x, weights="ema", stats="running"), images, device):
         target = truth[start : start + len(logits)]
         wrong += (logits.argmax(dim=-1) != target).sum()
-        loss += F.cross_entropy(logits, target, reduction="sum").double()
+        loss += F.cross_entropy(logits, target, reduction="sum").to(exact)
         start += len(logits)
         between()
     return Evaluation(error=100 * wrong.item() / start, loss=loss.item() / start, images=start)

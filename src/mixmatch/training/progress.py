@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.text import Text
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -37,36 +38,55 @@ class Quiet:
 
 
 class Terminal:
-    """A bar with speed, time left, losses, the guesses' confidence and the last error."""
+    """A bar with speed and time left; below it the last error, the losses and the guesses' confidence."""
 
     def __init__(self, console: Console) -> None:
-        self._bar = Progress(
+        self._bar = _TwoLines(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("{task.fields[speed]}"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            TextColumn("{task.fields[values]}"),
+            TextColumn("{task.fields[left]}"),
             console=console,
         )
-        self._error = ""
-        self._began, self._first = 0.0, 0
+        self._error = self._values = ""
+        self._began, self._first, self._total = 0.0, 0, 0
 
     def start(self, title: str, step: int, total: int) -> None:
-        self._began, self._first = time.monotonic(), step
-        self._task = self._bar.add_task(title, completed=step, total=total, values="", speed="")
+        self._began, self._first, self._total = time.monotonic(), step, total
+        self._task = self._bar.add_task(title, completed=step, total=total, values="", speed="", left="")
         self._bar.start()
 
     def steps(self, step: int, values: Mapping[str, float]) -> None:
-        speed = (step - self._first) / max(time.monotonic() - self._began, 1e-9)
-        text = "  ".join([*(f"{name} {value:.3g}" for name, value in values.items()), self._error])
-        self._bar.update(self._task, completed=step, values=text, speed=f"{speed:.1f} steps/s")
+        elapsed = time.monotonic() - self._began
+        speed = (step - self._first) / max(elapsed, 1e-9)
+        left = (self._total - step) / speed if speed else float("inf")
+        self._values = "  ".join(f"{name} {value:.3g}" for name, value in values.items())
+        self._bar.update(
+            self._task,
+            completed=step,
+            speed=f"{speed:.1f} steps/s",
+            left=f"{duration(left)} left" if step < self._total else f"in {duration(elapsed)}",
+            values=self._error + self._values,
+        )
 
     def evaluated(self, record: Mapping[str, Any]) -> None:
-        self._error = f"[bold]error {record['test_error']:.2f} %"
+        self._error = f"[bold]error {record['test_error']:.2f} %[/bold]  "
+        self._bar.update(self._task, values=self._error + self._values)
 
     def close(self) -> None:
         self._bar.stop()
+
+
+class _TwoLines(Progress):
+    """A bar and a line of values below it: together they are too wide for 80 columns."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        for task in self.tasks:
+            values = Text.from_markup(task.fields["values"], overflow="ellipsis")
+            values.no_wrap = True
+            yield values
 
 
 class Log:
@@ -156,7 +176,7 @@ class Several:
 def on_stderr() -> Reporter:
     """A bar where a person watches, lines where a file does."""
     console = Console(stderr=True)
-    return Terminal(console) if sys.stderr.isatty() else Log(console)
+    return Terminal(console) if sys.stderr.isatty() and not console.is_dumb_terminal else Log(console)
 
 
 def duration(seconds: float) -> str:

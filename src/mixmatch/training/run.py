@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +34,10 @@ class RunFolder:
         self.model = path / "model.safetensors"
 
     def exists(self) -> bool:
-        return (self.path / "config.json").exists()
+        try:
+            return (self.path / "config.json").exists()
+        except OSError:  # a folder one may not look into: `lock` says so
+            return False
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -46,20 +50,32 @@ class RunFolder:
         with file:
             if not _try_lock(file.fileno()):
                 raise MixMatchError(f"another process is writing to {self.path}: wait for it or choose another --out")
-            yield
+            try:
+                yield
+            except OSError as error:
+                why = error.strerror or error
+                raise MixMatchError(
+                    f"cannot write to {self.path} ({why}): make room, then go on with --resume"
+                ) from None
 
     def write_config(self, config: Record) -> None:
         self._write("config.json", {"format": FORMAT, **config})
 
     def config(self) -> Record:
-        return self._read("config.json", f"{self.path} is not a run folder: it has no config.json")
+        config = self._read("config.json", f"{self.path} is not a run folder: it has no config.json")
+        for name, kind in {"settings": dict, "classes": list, "input_shape": list, "split": dict}.items():
+            if not isinstance(config.get(name), kind):
+                raise MixMatchError(f"{self.path / 'config.json'} is damaged: it has no {name}")
+        return config
 
     def write_result(self, result: Record) -> None:
         self._write("result.json", {"format": FORMAT, **result})
 
     def result(self) -> Record | None:
-        """The record of a finished run."""
-        return self._read("result.json") if (self.path / "result.json").exists() else None
+        """The record of a finished run, as `write_result` got it."""
+        if not (self.path / "result.json").exists():
+            return None
+        return {name: value for name, value in self._read("result.json").items() if name != "format"}
 
     def metrics(self) -> list[Record]:
         """The evaluations so far. A last line cut short by a crash does not count."""
@@ -108,6 +124,13 @@ class RunFolder:
             older = next((path.name for path in found if path.name < chosen.name), None)
             advice = f"go on from the one before it with --checkpoint {older}" if older else "there is no older one"
             raise MixMatchError(f"the checkpoint {chosen} is damaged: {error}; {advice}") from None
+
+    def forget_after(self, step: int) -> None:
+        """Remove what came after a checkpoint one goes back to, so that a run stopped again goes on from there."""
+        (self.path / "result.json").unlink(missing_ok=True)
+        for path in checkpoint.list_checkpoints(self.checkpoints):
+            if path.name > checkpoint.name_of(step):
+                shutil.rmtree(path)
 
     def _write(self, name: str, content: Record) -> None:
         checkpoint.replace_durably(self.path / name, json.dumps(content, indent=1).encode())

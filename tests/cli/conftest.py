@@ -1,0 +1,92 @@
+"""The command as a user runs it: a process of its own, or, where only what it says matters, `main` in this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from mixmatch.cli import main
+
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "MIXMATCH_DATA", "COLUMNS")} | {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "MIXMATCH_OFFLINE": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session")
+def start() -> Callable[..., subprocess.Popen[str]]:
+    """Start `mixmatch ...` and leave it running."""
+
+    def start(*arguments: object, **options: object) -> subprocess.Popen[str]:
+        given = {"env": ENVIRONMENT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+        return subprocess.Popen([sys.executable, "-m", "mixmatch", *map(str, arguments)], **given)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def run(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., Result]:
+    """Run `mixmatch ...` as a process to its end."""
+
+    def run(*arguments: object, **options: object) -> Result:
+        process = start(*arguments, **options)
+        out, err = process.communicate(timeout=300)
+        return Result(process.returncode, out, err)
+
+    return run
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Result]:
+    """Run `mixmatch ...` in this process and in an empty folder: a start costs seconds."""
+    monkeypatch.setenv("MIXMATCH_OFFLINE", "1")
+    monkeypatch.delenv("MIXMATCH_DATA", raising=False)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    def call(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["mixmatch", *map(str, arguments)])
+        capsys.readouterr()
+        code: int | str | None = 0
+        try:
+            main()
+        except SystemExit as stopped:
+            code = stopped.code
+        out, err = capsys.readouterr()
+        return Result(int(code or 0), out, err)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def different() -> Callable[[Path, Path], list[str]]:
+    """What two finished runs differ in: models, last checkpoints and metrics, bit by bit but for the clock."""
+
+    def metrics(folder: Path) -> list[dict[str, float]]:
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+    def different(a: Path, b: Path) -> list[str]:
+        tensors = [*sorted((a / "checkpoint").glob("step-*/*.safetensors")), a / "model.safetensors"]
+        newest = max((a / "checkpoint").glob("step-*"))
+        names = [str(f.relative_to(a)) for f in tensors if f.parent in (newest, a)]
+        assert len(names) == 4
+        found = [name for name in names if (a / name).read_bytes() != (b / name).read_bytes()]
+        return found + (["metrics.jsonl"] if metrics(a) != metrics(b) else [])
+
+    return different

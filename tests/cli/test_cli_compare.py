@@ -1,0 +1,93 @@
+"""`mixmatch compare`: a table, a picture, and runs that are not done twice."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+Call = Callable[..., Any]
+COMPARE = ["compare", "digits", "--steps", 6, "--batch-size", 8]
+
+
+@pytest.fixture(scope="module")
+def compared(run: Call, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Both methods with two seeds, in the default folder."""
+    here = tmp_path_factory.mktemp("compare")
+    return here / "runs/compare-digits", run(*COMPARE, "--seeds", 1, 2, cwd=here)
+
+
+def test_table_and_picture(compared: tuple[Path, Any]) -> None:
+    folder, result = compared
+    assert result.code == 0, result.err
+    records = {
+        method: [json.loads((folder / f"{method}-seed{seed}/result.json").read_text()) for seed in (1, 2)]
+        for method in ("supervised", "mixmatch")
+    }
+    rows = {words[0]: words[1:] for line in result.out.splitlines() if (words := line.split())}
+    for method, (a, b) in records.items():
+        mean, deviation = (a["error"] + b["error"]) / 2, statistics.stdev([a["error"], b["error"]])
+        assert rows[method][:6] == ["20", "1", "2", f"{mean:.2f}", "±", f"{deviation:.2f}"]
+        assert a["split"]["hash"] != b["split"]["hash"]
+    assert records["supervised"][0]["split"] == records["mixmatch"][0]["split"]  # the same labels
+    assert result.out.splitlines()[-1] == f"error over steps: {Path('runs/compare-digits/error.png')}"
+    assert result.err.count("digits mixmatch: 6 steps") == 2
+
+    with Image.open(folder / "error.png") as picture:
+        picture.load()
+        width, height = picture.size
+        colors = np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)
+    assert 800 <= width <= 2000
+    assert 400 <= height <= 1500
+    assert len(colors) > 20  # axes, text and two curves
+
+
+def test_finished_runs_are_kept(compared: tuple[Path, Any], call: Call) -> None:
+    folder, _ = compared
+    times = {path: path.stat().st_mtime_ns for path in folder.glob("*/*")}
+    result = call(*COMPARE, "--seeds", 1, 2, "--out", folder, "--json")
+    assert (result.code, result.err) == (0, "")
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("*/*")} == times
+    answer = json.loads(result.out)
+    assert answer.keys() == {"rows", "records"}
+    assert [row["method"] for row in answer["rows"]] == ["supervised", "mixmatch"]
+    for row in answer["rows"]:
+        assert row.keys() == {"method", "labels", "seeds", "error", "deviation", "seconds"}
+        assert (row["labels"], row["seeds"]) == (20, [1, 2])
+    assert [(record["method"], record["seed"]) for record in answer["records"]] == [
+        ("supervised", 1), ("supervised", 2), ("mixmatch", 1), ("mixmatch", 2),
+    ]  # fmt: skip
+
+
+def test_values_after_one_option(compared: tuple[Path, Any], call: Call) -> None:
+    """`--seeds 1 2`, `--seeds 1 --seeds 2`, before or after other options and given twice, are the same."""
+    folder, _ = compared
+    for words, seeds in {
+        ("--methods", "supervised", "--seeds", "1", "2"): [1, 2],
+        ("--seeds", "2", "1", "--methods", "supervised"): [2, 1],
+        ("--seeds", "1", "--methods", "supervised", "--seeds", "2"): [1, 2],
+        ("--seeds", "1", "1", "--methods", "supervised"): [1],
+    }.items():
+        result = call(*COMPARE, *words, "--out", folder, "--json")
+        assert result.code == 0, result.err
+        (row,) = json.loads(result.out)["rows"]
+        assert (row["method"], row["seeds"]) == ("supervised", seeds)
+        assert (row["deviation"] is None) == (len(seeds) == 1)
+
+
+def test_errors(compared: tuple[Path, Any], call: Call) -> None:
+    folder, _ = compared
+    result = call(*COMPARE, "--methods", "supervised", "mixmach", "--out", "new")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("error: unknown method 'mixmach': did you mean 'mixmatch'?")
+    assert not Path("new").exists()
+    result = call("compare", "digits", "--steps", 7, "--batch-size", 8, "--out", folder)
+    assert result.code == 2
+    assert "steps: 6 -> 7" in result.err
+    assert call(*COMPARE, "--seeds", "one").code == 2

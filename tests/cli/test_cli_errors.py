@@ -1,0 +1,239 @@
+"""What goes wrong is one line that says what and what to do; never a traceback, and nothing is lost or littered."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+
+import mixmatch
+from mixmatch.cli import app
+from mixmatch.training.run import RunFolder
+
+Call = Callable[..., Any]
+SHORT = ["--steps", 10, "--checkpoint-every", 5, "--eval-every", 5, "--batch-size", 8]
+
+
+def check(result: Any, *said: str) -> None:
+    assert result.code == 2, result
+    assert result.out == ""
+    assert result.err.startswith("error: "), result.err
+    assert result.err.count("\n") == 1, result.err
+    for words in said:
+        assert words in result.err
+
+
+@pytest.fixture(scope="module")
+def finished(run: Call, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    result = run("train", "digits", *SHORT, "--out", folder)
+    assert result.code == 0, result.err
+    return folder
+
+
+@pytest.fixture
+def half_done(finished: Path, tmp_path: Path) -> Path:
+    """A run that died between its first checkpoint and its second."""
+    copy = shutil.copytree(finished, tmp_path / "half")
+    shutil.rmtree(copy / "checkpoint/step-00000010")
+    (copy / "result.json").unlink()
+    (copy / "model.safetensors").unlink()
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("train digit", "unknown data set 'digit': did you mean 'digits'?"),
+        ("train cifar-10", "unknown data set 'cifar-10': did you mean 'cifar10'?"),
+        ("train digits --method mixmach", "unknown method 'mixmach': did you mean 'mixmatch'?"),
+        ("train digits --network wrn-smal", "unknown network 'wrn-smal': did you mean 'wrn-small'?"),
+        ("train digits --schedule cosin", "schedule='cosin' must be one of constant, cosine, linear"),
+        ("train digits --precision fp64", "precision='fp64' must be one of fp32, bf16"),
+        ("train digits --passes fast", "passes='fast' is not one of official, fused"),
+        ("train digits --device gpu", "unknown device 'gpu': use auto, cpu, cuda or mps"),
+        ("train digits --labels 0", "labels=0 must be a count of at least 1, or 'all'"),
+        ("train digits --labels -5", "labels=-5 must be"),
+        ("train digits --labels x", "--labels x must be a number or 'all'"),
+        ("train digits --labels 1298", "1,298 labels asked for, but there are only 1,297"),
+        ("train digits --labels 9", "9 labels leave 1 of the 10 classes without any"),
+        ("train digits --labels all", "no unlabeled images are left for method 'mixmatch'"),
+        ("train digits --valid 5000", "cannot hold out 5,000 images for validation"),
+        ("train digits --steps 0", "steps=0 must be a whole number of at least 1"),
+        ("train digits --batch-size 0", "batch_size=0 must be a whole number of at least 1"),
+        ("train digits --seed -1", "seed=-1 must be"),
+        ("train digits --learning-rate nan", "learning_rate=nan must be a finite number"),
+        ("train digits --learning-rate -1", "learning_rate=-1.0 must be a finite number, 0 or more"),
+        ("train digits --ema-decay 1.5", "ema_decay=1.5 must be between 0 and 1"),
+        ("train digits --pad 8", "pad"),
+        ("train digits --K 0", "K=0 must be 1 or more"),
+        ("train digits --alpha 0", "alpha=0.0 must be more than 0"),
+        ("train digits --checkpoint-every 0", "checkpoint_every=0 must be 1 or more"),
+        ("train digits --method supervised --K 2", "unknown setting of method 'supervised' 'K'"),
+        ("train cifar10 --data-dir empty", "put it at empty/cifar-10"),
+        ("train svhn --data-dir empty", "put it at empty/train_32x32.mat"),
+        ("evaluate nowhere", "nowhere is not a run folder"),
+        ("data check digitz", "did you mean 'digits'?"),
+        ("compare digitz", "did you mean 'digits'?"),
+    ],
+)
+def test_one_line(arguments: str, said: str, call: Call) -> None:
+    Path("empty").mkdir()
+    check(call(*arguments.split()), said)
+    assert [path.name for path in Path.cwd().iterdir()] == ["empty"]
+    assert list(Path("empty").iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_no_cuda(run: Call, tmp_path: Path) -> None:
+    """As a process: the exit code and the one line are what a shell sees."""
+    check(run("train", "digits", "--device", "cuda", cwd=tmp_path), "'cuda' is not available here: use --device cpu")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [["train", "digits", "--step", "5"], ["train"], ["trian", "digits"], ["train", "digits", "--K", "two"]]
+)
+def test_usage(arguments: list[str], call: Call) -> None:
+    result = call(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert "Usage: " in result.err
+    assert "Traceback" not in result.err
+
+
+def test_paths_that_are_in_the_way(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    check(call("train", "digits", *SHORT, "--out", file), f"cannot write to {file}", "choose another --out")
+    check(call("train", "digits", *SHORT, "--out", file / "run"), f"cannot write to {file / 'run'}")
+    check(call("train", "cifar10", "--data-dir", file), str(file))
+    check(call("compare", "digits", "--steps", 2, "--out", file), f"cannot write to {file}")
+    check(call("evaluate", file), str(file))
+    assert file.read_text() == "mine"
+    if sys.platform == "linux":
+        check(call("train", "digits", *SHORT, "--out", "/proc/run"), "cannot write to /proc/run")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.parametrize("mode", [0o555, 0o000])
+def test_folder_without_permission(mode: int, call: Call, tmp_path: Path) -> None:
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    folder.chmod(mode)
+    try:
+        check(call("train", "digits", *SHORT, "--out", folder / "run"), "Permission denied", "choose another --out")
+    finally:
+        folder.chmod(0o755)
+
+
+def test_loss_that_is_not_finite(run: Call, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train = ["train", "digits", "--learning-rate", 1e20, "--steps", 9, "--checkpoint-every", 1, "--batch-size", 8]
+    result = run(*train, "--out", folder)
+    assert (result.code, result.out) == (2, "")
+    last = result.err.splitlines()[-1]
+    found = re.fullmatch(
+        r"error: the loss was not finite at step (\d+): the last good checkpoint, step (\d+), is kept in "
+        rf"{re.escape(str(folder))}; try a lower learning rate",
+        last,
+    )
+    assert found, result.err
+    bad, good = map(int, found.groups())
+    assert good == bad > 0  # `good` steps were done, the next one, number `bad` from 0, went wrong
+    saved = RunFolder(folder).load_checkpoint()
+    assert saved is not None
+    assert saved.step == good
+    assert not (folder / "result.json").exists()
+    assert not (folder / "model.safetensors").exists()
+
+
+def limited(size: int) -> Callable[[], None]:
+    """No file may grow beyond `size` bytes: writing fails as on a full disk."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def test_full_disk(finished: Path, half_done: Path, run: Call, different: Callable[..., Any]) -> None:
+    weights = (finished / "checkpoint/step-00000010/weights.safetensors").stat().st_size
+    train = ["train", "digits", *SHORT, "--out", half_done, "--resume"]
+    result = run(*train, preexec_fn=limited(weights + 1000))  # the optimizer's file is twice as large
+    assert (result.code, result.out) == (2, "")
+    assert result.err.splitlines()[-1] == (
+        f"error: cannot write to {half_done} (File too large): the last checkpoint, step 5, is intact; make room, "
+        "then go on with --resume"
+    )
+    assert "Traceback" not in result.err
+    assert [path.name for path in (half_done / "checkpoint").iterdir()] == ["step-00000005"]
+    result = run(*train)
+    assert result.code == 0, result.err
+    assert different(finished, half_done) == []
+
+
+def test_full_disk_at_the_start_and_at_the_end(finished: Path, run: Call, tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    result = run("train", "digits", *SHORT, "--out", folder, preexec_fn=limited(500))
+    check(result, f"cannot write to {folder} (File too large)")
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+    folder = shutil.copytree(finished, tmp_path / "copy")
+    (folder / "result.json").unlink()
+    (folder / "model.safetensors").unlink()
+    result = run("train", "digits", *SHORT, "--out", folder, "--resume", "--quiet", preexec_fn=limited(100_000))
+    check(result, f"cannot write to {folder} (File too large): make room, then go on with --resume")
+    assert not list(folder.glob("*model*"))
+    assert mixmatch.load(folder).classes == tuple("0123456789")  # from the checkpoint
+
+
+@pytest.mark.parametrize("content", ["", '{"format": 1, "settings": {', "[]", "{}", '{"format": 1}', '{"format": 99}'])
+def test_damaged_config(content: str, half_done: Path, call: Call) -> None:
+    (half_done / "config.json").write_text(content)
+    check(call("train", "digits", *SHORT, "--out", half_done, "--resume"), f"{half_done / 'config.json'} ")
+    check(call("evaluate", half_done), f"{half_done / 'config.json'} ")
+    assert (half_done / "checkpoint/step-00000005").is_dir()
+
+
+def test_damaged_settings_and_metrics(half_done: Path, call: Call) -> None:
+    config = json.loads((half_done / "config.json").read_text())
+    for change, said in (
+        ({"steps": "many"}, "steps='many' must be"),
+        ({"colour": "red"}, "unknown setting 'colour'"),
+        ({"method": "mixmach"}, "did you mean 'mixmatch'?"),
+    ):
+        changed = {**config, "settings": {**config["settings"], **change}}
+        (half_done / "config.json").write_text(json.dumps(changed))
+        check(call("train", "digits", "--out", half_done, "--resume"), said)
+    (half_done / "config.json").write_text(json.dumps({**config, "split": {**config["split"], "hash": "another"}}))
+    check(call("train", "digits", "--out", half_done, "--resume"), "the data has changed")
+    (half_done / "config.json").write_text(json.dumps(config))
+    (half_done / "metrics.jsonl").write_text("")
+    check(call("train", "digits", "--out", half_done, "--resume"), "metrics.jsonl has 0 of the 1 evaluations")
+
+
+def every_command(command: Any, *names: str) -> Iterator[list[str]]:
+    yield list(names)
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from every_command(inner, *names, name)
+
+
+def test_help_and_version(call: Call) -> None:
+    result = call("--version")
+    assert (result.code, result.out) == (0, f"{mixmatch.__version__}\n")
+    result = call()
+    assert result.code in (0, 2)
+    assert "mixmatch train cifar10" in result.out + result.err
+    commands = list(every_command(typer.main.get_command(app)))
+    assert [] in commands
+    assert ["data", "check"] in commands
+    for command in commands:
+        result = call(*command, "--help")
+        assert (result.code, result.err) == (0, "")
+        assert "Examples:" in result.out
+        assert f"mixmatch {' '.join(command)}".rstrip() + " " in result.out.split("Examples:")[1]

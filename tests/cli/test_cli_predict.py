@@ -1,0 +1,181 @@
+"""`mixmatch predict` and `mixmatch evaluate` on a run as `train` leaves it and on image files as people have them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import mixmatch
+
+Call = Callable[..., Any]
+CLASSES = [str(digit) for digit in range(10)]
+PIXELS = np.rint(load_digits().images * (255 / 16)).astype(np.uint8)
+"""The digits (1797, 8, 8), made here and not by the package."""
+
+
+@pytest.fixture(scope="module")
+def trained(run: Call, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    options = ["--steps", 45, "--eval-every", 20, "--learning-rate", 0.01, "--ema-decay", 0.9, "--labels", 100]
+    result = run("train", "digits", *options, "--method", "supervised", "--out", folder, "--quiet")
+    assert result.code == 0, result.err
+    return folder
+
+
+def test_folder_as_csv(trained: Path, run: Call, tmp_path: Path) -> None:
+    """A folder in a folder, in order of name, with the probabilities the library gives for the same arrays."""
+    photos = tmp_path / "photos"
+    (photos / "more").mkdir(parents=True)
+    for name, row in {"b.png": 1, "a.png": 0, "c.PNG": 2, "more/d.png": 3}.items():
+        Image.fromarray(PIXELS[row]).save(photos / name, "PNG")
+    (photos / "notes.txt").write_text("not an image, and not named like one")
+    result = run("predict", trained, photos)
+    assert (result.code, result.err) == (0, "")
+    header, *rows = csv.reader(io.StringIO(result.out))
+    assert header == ["file", "class", "probability", *CLASSES]
+    assert [row[0] for row in rows] == [str(photos / name) for name in ("a.png", "b.png", "c.PNG", "more/d.png")]
+    expected = mixmatch.load(trained).predict_proba(PIXELS[:4, :, :, None])
+    np.testing.assert_allclose(np.array([row[3:] for row in rows], float), expected, atol=2e-6)
+    for row, probabilities in zip(rows, expected, strict=True):
+        assert row[1] == CLASSES[probabilities.argmax()]
+        assert float(row[2]) == pytest.approx(probabilities.max(), abs=2e-6)
+
+
+def test_files_as_json(trained: Path, call: Call, tmp_path: Path) -> None:
+    """Files in the order given; to a file with --output, and then nothing on standard output."""
+    files = [tmp_path / f"{row}.png" for row in (5, 3, 4)]
+    for file in files:
+        Image.fromarray(PIXELS[int(file.stem)]).save(file)
+    result = call("predict", trained, *files, "--json")
+    assert (result.code, result.err) == (0, "")
+    rows = json.loads(result.out)
+    assert [row["file"] for row in rows] == [str(file) for file in files]
+    expected = mixmatch.load(trained).predict_proba(PIXELS[[5, 3, 4], :, :, None])
+    for row, probabilities in zip(rows, expected, strict=True):
+        assert row.keys() == {"file", "class", "probability", "probabilities"}
+        assert list(row["probabilities"]) == CLASSES
+        assert sum(row["probabilities"].values()) == pytest.approx(1, abs=1e-9)
+        np.testing.assert_allclose(list(row["probabilities"].values()), probabilities, atol=1e-6)
+        assert row["probability"] == max(row["probabilities"].values()) == row["probabilities"][row["class"]]
+    target = tmp_path / "predictions.json"
+    silent = call("predict", trained, *files, "--json", "--output", target)
+    assert (silent.code, silent.out, silent.err) == (0, "", "")
+    assert json.loads(target.read_text()) == rows
+    nowhere = call("predict", trained, *files, "--output", tmp_path / "no" / "such.csv")
+    assert nowhere.code == 2
+    assert nowhere.err == f"error: cannot write {tmp_path / 'no' / 'such.csv'}: No such file or directory\n"
+
+
+def test_every_kind_of_image(trained: Path, call: Call, tmp_path: Path) -> None:
+    """What does not change the pixels does not change the prediction; what hardly changes them hardly does."""
+    digit = PIXELS[0]
+    gray = Image.fromarray(digit)
+    turned = Image.fromarray(np.rot90(digit, 1).copy())  # counterclockwise; orientation 6 says: turn it clockwise
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    gray.save(tmp_path / "L.png")
+    gray.convert("RGB").save(tmp_path / "RGB.png")
+    gray.convert("RGBA").save(tmp_path / "RGBA.png")
+    gray.convert("LA").save(tmp_path / "LA.png")
+    gray.convert("P").save(tmp_path / "P.png")
+    gray.save(tmp_path / "P.gif")
+    gray.save(tmp_path / "L.bmp")
+    gray.save(tmp_path / "L.tif")
+    Image.fromarray(digit.astype(np.uint16) * 257).save(tmp_path / "16bit.png")
+    gray.convert("RGB").save(tmp_path / "lossless.webp", lossless=True)
+    turned.save(tmp_path / "turned.png", exif=exif)
+    Image.fromarray(np.rot90(digit, 1).copy()).save(tmp_path / "turned.tif", exif=exif)
+    gray.resize((8, 8)).save(tmp_path / "no-suffix", "PNG")
+    exact = sorted(path for path in tmp_path.iterdir() if path.is_file())
+    gray.convert("RGB").save(tmp_path / "best.jpg", quality=100, subsampling=0)
+    gray.save(tmp_path / "gray.JPEG", quality=100)
+    big = gray.resize((64, 64), Image.Resampling.BICUBIC)
+    big.save(tmp_path / "big.png")
+    Image.fromarray(np.asarray(big).astype(np.uint16) * 257).save(tmp_path / "big-16bit.png")
+    near = [tmp_path / name for name in ("best.jpg", "gray.JPEG", "big.png", "big-16bit.png")]
+    wide = tmp_path / "wide.png"
+    Image.fromarray(np.kron(digit, np.ones((2, 9), np.uint8))).save(wide)
+
+    result = call("predict", trained, *exact, *near, wide, "--json")
+    assert (result.code, result.err) == (0, "")
+    rows = {row["file"]: list(row["probabilities"].values()) for row in json.loads(result.out)}
+    assert len(rows) == len(exact) + len(near) + 1
+    expected = mixmatch.load(trained).predict_proba(digit[None, :, :, None])[0]
+    for path in exact:
+        np.testing.assert_allclose(rows[str(path)], expected, atol=1e-6, err_msg=path.name)
+    for path in near:
+        assert np.abs(rows[str(path)] - expected).max() < 0.2, path.name
+    assert not np.allclose(rows[str(tmp_path / "best.jpg")], expected, atol=1e-9)  # it was lossy
+
+
+def test_unreadable_files(trained: Path, run: Call, call: Call, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    Image.fromarray(PIXELS[0]).save(photos / "b.png")
+    Image.fromarray(PIXELS[1]).save(photos / "z.png")
+    (photos / "a.png").write_bytes(b"")
+    (photos / "c.jpg").write_text("<html>404</html>")
+    noise = np.random.default_rng(1).integers(0, 256, (99, 99), np.uint8)
+    Image.fromarray(noise).save(tmp_path / "whole.png")
+    (photos / "d.png").write_bytes((tmp_path / "whole.png").read_bytes()[:2000])
+    result = run("predict", trained, photos)
+    assert result.code == 1
+    rows = list(csv.reader(io.StringIO(result.out)))[1:]
+    assert [row[0] for row in rows] == [str(photos / "b.png"), str(photos / "z.png")]
+    lines = result.err.splitlines()
+    assert len(lines) == 3
+    for line, name in zip(lines, ("a.png", "c.jpg", "d.png"), strict=True):
+        assert line.startswith(f"warning: cannot read {photos / name}: ")
+    nothing = call("predict", trained, photos / "a.png", "--json")
+    assert (nothing.code, json.loads(nothing.out)) == (1, [])
+
+
+def test_wrong_paths(trained: Path, call: Call, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    digit = tmp_path / "digit.png"
+    Image.fromarray(PIXELS[0]).save(digit)
+    for arguments, why in {
+        (trained, tmp_path / "empty"): f"there are no images in {tmp_path / 'empty'}",
+        (trained, digit, tmp_path / "missing.png"): f"there is no file or folder {tmp_path / 'missing.png'}",
+        (tmp_path / "empty", digit): "is not a run folder",
+        (tmp_path / "missing", digit): "is not a run folder",
+        (digit, digit): "cannot be read as a model",
+    }.items():
+        result = call("predict", *arguments)
+        assert (result.code, result.out) == (2, ""), arguments
+        assert result.err.startswith("error: "), arguments
+        assert result.err.count("\n") == 1
+        assert why in result.err
+    result = call("evaluate", tmp_path / "empty")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert "is not a run folder" in result.err
+
+
+def test_evaluate(trained: Path, run: Call, call: Call) -> None:
+    last = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
+    result = run("evaluate", trained, "--json")
+    assert (result.code, result.err) == (0, "")
+    answer = json.loads(result.out)
+    assert answer["error"] == last["test_error"]
+    assert (answer["run"], answer["data"], answer["images"]) == (str(trained), "digits", 500)
+    assert answer["error"] == pytest.approx(100 * answer["wrong"] / 500)
+    assert list(answer["per_class"]) == CLASSES
+    counts = np.bincount(load_digits().target[-500:], minlength=10)
+    wrong = [share * count / 100 for share, count in zip(answer["per_class"].values(), counts, strict=True)]
+    assert sum(wrong) == pytest.approx(answer["wrong"])
+
+    text = call("evaluate", trained)
+    assert (text.code, text.err) == (0, "")
+    lines = text.out.splitlines()
+    assert lines[-1] == f"test error {answer['error']:.2f} % ({answer['wrong']} of 500 images)"
+    table = {words[0]: words[1:] for line in lines if len(words := line.split()) == 3 and words[0] in CLASSES}
+    assert table == {c: [str(n), f"{answer['per_class'][c]:.2f}"] for c, n in zip(CLASSES, counts, strict=True)}

@@ -1,0 +1,384 @@
+"""`mixmatch.train` and `mixmatch.load` on arrays and a network of one's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+import mixmatch
+from mixmatch.data.source import Images, Source
+from mixmatch.errors import MixMatchError
+from mixmatch.training.engine import Interrupted
+from mixmatch.training.progress import Quiet
+from mixmatch.training.run import RunFolder
+
+CLASSES = ("cat", "dog", "elk")
+TINY: dict[str, Any] = {"labels": 6, "batch_size": 5, "pad": 1, "steps": 11, "eval_every": 4, "ema_decay": 0.8}
+
+
+def tiny_source(count: int = 40, name: str = "tiny") -> Source:
+    """Classes differ by brightness, rows from columns."""
+    rng = np.random.default_rng(0)
+
+    def part(count: int) -> Images:
+        labels = np.arange(count) % 3
+        images = rng.integers(0, 120, (count, 6, 5, 2)) + 60 * labels[:, None, None, None]
+        return Images(images.astype(np.uint8), labels.astype(np.int64))
+
+    return Source(name, CLASSES, part(count), part(90))
+
+
+class Own(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(2, width, 3)
+        self.norm = nn.BatchNorm2d(width)
+        self.drop = nn.Dropout(0.2)
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(torch.relu(self.norm(self.conv(x)))).mean(dim=(2, 3)))
+
+
+def train(out: Path, network: nn.Module | str | None = None, **given: Any) -> dict[str, Any]:
+    data = given.pop("data", None) or tiny_source()
+    return mixmatch.train(
+        data, out=out, network=network or Own(), **{"reporter": Quiet(), "device": "cpu", **TINY, **given}
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run. Not to be written to."""
+    out = tmp_path_factory.mktemp("api") / "deep" / "run"
+    train(out)
+    return out
+
+
+class StopAt(Quiet):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def steps(self, step: int, values: Mapping[str, float]) -> None:
+        if step >= self.step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """The folder of a run stopped at step 4, before its evaluation."""
+    with pytest.raises(Interrupted):
+        train(tmp_path / "run", reporter=StopAt(4))
+    return tmp_path / "run"
+
+
+# ---------------------------------------------------------------- train
+
+
+def test_the_record_tells_what_was_done(finished: Path) -> None:
+    record = json.loads((finished / "result.json").read_text())
+    assert record["data"] == "tiny"
+    assert (record["method"], record["labels"], record["seed"], record["steps"]) == ("mixmatch", 6, 1, 11)
+    assert [point["step"] for point in record["curve"]] == [4, 8, 11]
+    errors = [point["error"] for point in record["curve"]]
+    assert record["error"] == sorted(errors)[1]
+    assert (record["last_error"], record["median_of"]) == (errors[-1], 3)
+    assert record["settings"]["network"] == "custom:Own"
+    assert record["split"] == {"hash": record["split"]["hash"], "labeled": 6, "unlabeled": 34, "valid": 0, "test": 90}
+    assert record["versions"]["torch"] == torch.__version__
+    config = json.loads((finished / "config.json").read_text())
+    assert config["classes"] == list(CLASSES)
+    assert config["input_shape"] == [2, 6, 5]
+    assert len(set(config["split"]["labeled_rows"])) == 6
+
+
+def test_a_finished_run_gives_its_record_again_and_does_nothing(finished: Path) -> None:
+    class Fails(Quiet):
+        def start(self, title: str, step: int, total: int) -> None:
+            raise AssertionError("it trains")
+
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
+    record = train(finished, resume=True, reporter=Fails())
+    assert record == {k: v for k, v in json.loads((finished / "result.json").read_text()).items() if k != "format"}
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_with_a_run_is_not_written_to_without_resume(finished: Path) -> None:
+    with pytest.raises(MixMatchError, match="holds a run already: go on with it with --resume") as caught:
+        train(finished)
+    assert str(finished) in str(caught.value)
+
+
+def test_resuming_with_other_settings_lists_them(finished: Path) -> None:
+    with pytest.raises(MixMatchError) as caught:
+        train(finished, resume=True, steps=20, lambda_u=3.0)
+    assert "was made with other settings (steps: 11 -> 20; lambda_u: 100.0 -> 3.0)" in str(caught.value)
+    with pytest.raises(MixMatchError, match="method: mixmatch -> supervised"):
+        train(finished, resume=True, method="supervised")
+    with pytest.raises(MixMatchError, match="data: tiny -> other"):
+        train(finished, resume=True, data=tiny_source(name="other"))
+    with pytest.raises(MixMatchError, match="network: custom:Own -> custom:Linear"):
+        train(finished, resume=True, network=nn.Linear(1, 1))
+
+
+def test_settings_need_not_be_repeated_to_resume(finished: Path) -> None:
+    record = mixmatch.train(tiny_source(), out=finished, resume=True, reporter=Quiet(), device="cpu")
+    assert record["settings"]["batch_size"] == 5
+
+
+def test_a_stopped_run_goes_on_to_the_same_file(stopped: Path, finished: Path) -> None:
+    assert not (stopped / "result.json").exists()
+    record = train(stopped, resume=True)
+    assert (stopped / "model.safetensors").read_bytes() == (finished / "model.safetensors").read_bytes()
+    assert record["curve"] == json.loads((finished / "result.json").read_text())["curve"]
+
+
+def test_resuming_in_an_empty_place_begins(tmp_path: Path, finished: Path) -> None:
+    train(tmp_path / "new", resume=True)
+    assert (tmp_path / "new" / "model.safetensors").read_bytes() == (finished / "model.safetensors").read_bytes()
+
+
+def test_going_back_to_a_named_checkpoint(tmp_path: Path, finished: Path) -> None:
+    train(tmp_path, checkpoint_every=4)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(MixMatchError, match=r"no checkpoint 'step-00000003' \(there is: step-00000011, step-00000008"):
+        train(tmp_path, resume=True, checkpoint="step-00000003")
+    train(tmp_path, resume=True, checkpoint="step-00000008")
+    assert (tmp_path / "model.safetensors").read_bytes() == (finished / "model.safetensors").read_bytes()
+    assert [record["step"] for record in RunFolder(tmp_path).metrics()] == [4, 8, 11]
+
+
+def test_data_that_changed_since_is_refused(stopped: Path) -> None:
+    with pytest.raises(MixMatchError, match="the data has changed since"):
+        train(stopped, resume=True, data=tiny_source(count=44))
+
+
+def test_a_network_that_changed_since_is_refused(stopped: Path) -> None:
+    with pytest.raises(MixMatchError, match="is of another network"):
+        train(stopped, resume=True, network=Own(width=9))
+
+
+def test_an_own_network_has_to_be_given_again(stopped: Path) -> None:
+    with pytest.raises(MixMatchError, match="network of your own, Own: pass it"):
+        mixmatch.train(tiny_source(), out=stopped, resume=True, reporter=Quiet(), device="cpu")
+
+
+def test_the_folder_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    train(None, method="supervised", steps=1, seed=3)  # type: ignore[arg-type]
+    assert (tmp_path / "runs" / "tiny-supervised-6-seed3" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"lamda_u": 3}, "did you mean 'lambda_u'"),
+        ({"labels": 41}, "41 labels asked for, but there are only 40"),
+        ({"labels": "all"}, "no unlabeled images are left"),
+        ({"pad": 5}, "pad must be between 0 and 4"),
+        ({"network": "wrn-29-2"}, "network 'wrn-29-2'"),
+        ({"checkpoint_every": 0}, "checkpoint_every=0 must be 1 or more"),
+        ({"device": "tpu"}, "unknown device 'tpu': use auto, cpu, cuda or mps"),
+        ({"device": "cpu:x"}, "unknown device 'cpu:x'"),
+    ],
+)
+def test_what_is_refused_leaves_no_folder(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(MixMatchError, match=message):
+        train(tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_a_device_that_is_not_there(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(MixMatchError, match="device 'cuda' is not available here: use --device cpu"):
+        train(tmp_path / "run", device="cuda")
+    with pytest.raises(MixMatchError, match="device 'cuda:0' is not available here"):
+        mixmatch.load(finished, device="cuda:0", network=Own())
+
+
+def test_settings_of_none_are_as_if_not_given(tmp_path: Path) -> None:
+    record = train(tmp_path, method="supervised", steps=1, learning_rate=None, seed=None)
+    assert (record["settings"]["learning_rate"], record["seed"]) == (0.002, 1)
+
+
+def test_random_numbers_of_the_caller_are_left_alone(tmp_path: Path) -> None:
+    network = Own()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    train(tmp_path, network=network, steps=2)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_reporter_is_told(tmp_path: Path) -> None:
+    told: list[Any] = []
+
+    class Tells(Quiet):
+        def start(self, title: str, step: int, total: int) -> None:
+            told.append((step, total))
+
+        def evaluated(self, record: Mapping[str, Any]) -> None:
+            told.append(record["step"])
+
+        def close(self) -> None:
+            told.append("closed")
+
+    train(tmp_path, reporter=Tells())
+    assert told == [(0, 11), 4, 8, 11, "closed"]
+
+
+def test_a_network_by_name(tmp_path: Path) -> None:
+    train(tmp_path, network="wrn-10-1", steps=2)
+    classifier = mixmatch.load(tmp_path, device="cpu")
+    source = tiny_source()
+    names = classifier.predict(source.test.images)
+    wrong = 100 * np.mean([name != CLASSES[label] for name, label in zip(names, source.test.labels, strict=True)])
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["last_error"] == pytest.approx(wrong)
+
+
+# ---------------------------------------------------------------- load and predict
+
+
+def by_hand(weights: Mapping[str, Tensor], images: np.ndarray) -> np.ndarray:
+    """Probabilities in float64."""
+    network = Own().double()
+    network.load_state_dict({name: value.double() for name, value in weights.items()})
+    network.eval()
+    x = torch.from_numpy((images.astype(np.float64) * 2 / 255 - 1).transpose(0, 3, 1, 2).copy())
+    with torch.no_grad():
+        logits = network(x).numpy()
+    e = np.exp(logits - logits.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def test_the_classifier_is_the_averaged_model(finished: Path) -> None:
+    classifier = mixmatch.load(finished, network=Own(), device="cpu")
+    assert classifier.classes == CLASSES
+    assert classifier.input_shape == (2, 6, 5)
+    source = tiny_source()
+    found = classifier.predict_proba(source.test.images)
+    assert found.shape == (90, 3)
+    np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-12)
+    saved = RunFolder(finished).load_checkpoint()
+    assert saved is not None
+    expected = by_hand({**saved.weights, **saved.ema}, source.test.images)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert np.abs(by_hand(saved.weights, source.test.images) - expected).max() > 1e-3
+    names = classifier.predict(source.test.images)
+    assert names == [CLASSES[c] for c in expected.argmax(axis=1)]
+    wrong = np.mean([name != CLASSES[label] for name, label in zip(names, source.test.labels, strict=True)])
+    assert json.loads((finished / "result.json").read_text())["last_error"] == pytest.approx(100 * wrong)
+
+
+def test_from_the_file_itself(finished: Path) -> None:
+    images = tiny_source().test.images
+    a = mixmatch.load(str(finished / "model.safetensors"), network=Own()).predict_proba(images)
+    np.testing.assert_array_equal(a, mixmatch.load(finished, network=Own()).predict_proba(images))
+
+
+def test_one_image_or_none(finished: Path) -> None:
+    classifier = mixmatch.load(finished, network=Own())
+    images = tiny_source().test.images
+    np.testing.assert_allclose(classifier.predict_proba(images[3:4])[0], classifier.predict_proba(images)[3], atol=1e-6)
+    assert classifier.predict_proba(images[:0]).shape == (0, 3)
+    assert classifier.predict(images[:0]) == []
+
+
+@pytest.mark.parametrize(
+    "images",
+    [np.zeros((2, 6, 5, 2)), np.zeros((2, 5, 6, 2), np.uint8), np.zeros((6, 5, 2), np.uint8)],
+)
+def test_other_images_are_refused(finished: Path, images: Any) -> None:
+    with pytest.raises(MixMatchError, match=r"takes uint8 images of shape \(N, 6, 5, 2\), not"):
+        mixmatch.load(finished, network=Own()).predict_proba(images)
+
+
+def test_the_file_tells_what_it_takes_to_use_it(finished: Path) -> None:
+    with safetensors.safe_open(finished / "model.safetensors", framework="np") as file:
+        about = file.metadata()
+    assert json.loads(about["classes"]) == ["cat", "dog", "elk"]
+    assert json.loads(about["input_shape"]) == [2, 6, 5]
+    assert about["normalization"] == "pixel * 2 / 255 - 1"
+    assert about["network"] == "custom:Own"
+
+
+def test_an_unfinished_run_gives_its_checkpoint(stopped: Path) -> None:
+    images = tiny_source().test.images
+    saved = RunFolder(stopped).load_checkpoint()
+    assert saved is not None
+    assert saved.step == 4
+    classifier = mixmatch.load(stopped, network=Own(), device="cpu")
+    assert classifier.classes == CLASSES
+    expected = by_hand({**saved.weights, **saved.ema}, images)
+    np.testing.assert_allclose(classifier.predict_proba(images), expected, atol=1e-5)
+    with pytest.raises(MixMatchError, match="network of your own, Own: pass it to load"):
+        mixmatch.load(stopped)
+    with pytest.raises(MixMatchError, match="does not fit its network"):
+        mixmatch.load(stopped, network=Own(width=9))
+
+
+def test_a_run_without_a_checkpoint(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((finished / "config.json").read_bytes())
+    with pytest.raises(MixMatchError, match="has no model yet: its training has not reached a checkpoint"):
+        mixmatch.load(tmp_path, network=Own())
+
+
+def test_what_is_not_a_run(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(MixMatchError, match="is not a run folder"):
+            mixmatch.load(path)
+
+
+def test_a_finished_own_network_has_to_be_given(finished: Path) -> None:
+    with pytest.raises(MixMatchError, match="network of your own, Own: pass it to load"):
+        mixmatch.load(finished)
+    with pytest.raises(MixMatchError, match="does not fit its network") as caught:
+        mixmatch.load(finished, network=Own(width=9))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1])
+def test_a_model_file_cut_short(finished: Path, tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes((finished / "model.safetensors").read_bytes()[:keep])
+    with pytest.raises(MixMatchError, match=r"model\.safetensors cannot be read as a model"):
+        mixmatch.load(path, network=Own())
+
+
+@pytest.mark.parametrize("where", [0, 8, 9, 30])
+def test_a_model_file_with_a_damaged_header(finished: Path, tmp_path: Path, where: int) -> None:
+    path = tmp_path / "model.safetensors"
+    content = bytearray((finished / "model.safetensors").read_bytes())
+    content[where] = 0xFF
+    path.write_bytes(content)
+    with pytest.raises(MixMatchError, match=r"model\.safetensors (cannot be read as a model|is not a model)"):
+        mixmatch.load(path, network=Own())
+
+
+@pytest.mark.parametrize("name", ["classes", "input_shape", "network"])
+def test_a_model_file_that_lacks_something(finished: Path, tmp_path: Path, name: str) -> None:
+    with safetensors.safe_open(finished / "model.safetensors", framework="pt") as file:
+        about = {key: value for key, value in file.metadata().items() if key != name}
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", about)
+    with pytest.raises(MixMatchError, match=r"model\.safetensors cannot be read as a model"):
+        mixmatch.load(tmp_path / "model.safetensors", network=Own())
+
+
+def test_someone_elses_file(tmp_path: Path) -> None:
+    safetensors.torch.save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(MixMatchError, match="is not a model of mixmatch"):
+        mixmatch.load(tmp_path / "model.safetensors")
