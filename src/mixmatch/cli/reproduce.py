@@ -1,0 +1,171 @@
+"""`mixmatch reproduce` and `mixmatch results`: the paper's tables and figures, beside ours."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table as Screen
+
+from mixmatch import api
+from mixmatch.cli.options import DataDir, Device, Json, Strict, console, parse_labels, print_json
+from mixmatch.data import load as load_data
+from mixmatch.data.augment import CropFlip
+from mixmatch.errors import MixMatchError, unknown
+from mixmatch.experiments import figures, records, report
+from mixmatch.experiments.reproduce import Estimator, Planned, find_table, finished, plan, run_all, state
+from mixmatch.experiments.tables import TABLES
+from mixmatch.settings import from_dict
+from mixmatch.training.progress import duration
+from mixmatch.training.run import RunFolder
+
+PLOTTED = ("cifar10", "svhn", "svhn-extra")
+FIGURE = "label-guessing"
+
+
+def reproduce(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help=f"One of {', '.join(TABLES)}, or {FIGURE}.")],
+    labels: Annotated[list[str], typer.Option(help="Only these counts of labels.")] = [],  # noqa: B006
+    methods: Annotated[list[str], typer.Option(help="Only these methods.")] = [],  # noqa: B006
+    seeds: Annotated[list[int], typer.Option(help="These seeds instead of the paper's.")] = [],  # noqa: B006
+    steps: Annotated[int | None, typer.Option(help="A shorter budget than the paper's 2^20 steps.")] = None,
+    passes: Annotated[str | None, typer.Option(help="MixMatch's passes: official or fused.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the runs with an estimated time, train none.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/reproduce"),
+    results: Annotated[Path, typer.Option(help="Folder for records, report and figures.")] = Path("results"),
+    run: Annotated[Path | None, typer.Option(help=f"With {FIGURE}: the run whose guesses are shown.")] = None,
+    data_dir: DataDir = None,
+    device: Device = "auto",
+    strict: Strict = False,
+    as_json: Json = False,
+) -> None:
+    """Train the runs of one of the paper's tables and report them beside the paper's numbers.
+
+    Finished runs are skipped, interrupted ones resumed, failed ones reported at the end. Records made on other
+    machines count too: copy them into the results folder.
+
+    Examples:
+
+      mixmatch reproduce cifar10 --dry-run
+
+      mixmatch reproduce cifar10 --labels 250 500 --methods mixmatch vat --seeds 1 2 3
+
+      mixmatch reproduce ablation --labels 250 --steps 16384
+
+      mixmatch reproduce label-guessing --run runs/cifar
+    """
+    if table == FIGURE:
+        _label_guessing(run, results, data_dir, device)
+        return
+    if table not in TABLES:
+        raise unknown("table", table, [*TABLES, FIGURE])
+    chosen = find_table(table)
+    counts: list[Any] = [parse_labels(count) for count in labels]
+    runs = plan(chosen, counts, methods, seeds, steps)
+    if passes is not None:
+        if any(planned.settings.method != "mixmatch" for planned in runs):
+            raise MixMatchError("--passes is for MixMatch: add --methods mixmatch")
+        runs = plan(chosen, counts, methods, seeds, steps, passes=passes)
+    if dry_run:
+        _list(table, runs, out, results, device, as_json)
+        return
+    failed = run_all(runs, out, results, _say, data_dir=data_dir, device=device, strict=strict)
+    known = records.load_all(results, _warn)
+    extra = [count for count in counts if all(count not in row.targets for row in chosen.rows)]
+    text = f"# {chosen.title}\n\n{report.LEGEND}\n\n{report.table_markdown(chosen, known, extra)}\n"
+    path = results / f"{table}.md"
+    results.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    if table in PLOTTED:
+        figures.error_by_labels(chosen, chosen.title.split(",")[0], known, results / f"{table}.png")
+    if as_json:
+        print_json({"records": [r for r in (finished(run, known) for run in runs) if r], "failed": _failures(failed)})
+    else:
+        print(text)
+        _say(f"report: {path}")
+    for planned, reason in failed:
+        _say(f"failed: {planned.name}: {reason}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def results_page(
+    results: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("results"),
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here, not to standard output.")] = None,
+) -> None:
+    """Write the page of all results, made from the records and nothing else.
+
+    Examples:
+
+      mixmatch results --output docs/results.md
+    """
+    if not results.is_dir():
+        raise MixMatchError(f"there is no folder of records {results}")
+    text = report.results_page(records.load_all(results, _warn))
+    if output is None:
+        print(text, end="")
+    else:
+        output.write_text(text)
+
+
+def _list(name: str, runs: list[Planned], out: Path, results: Path, device: str, as_json: bool) -> None:
+    known = records.load_all(results, _warn)
+    estimator = Estimator(api.pick_device(device))
+    rows: list[dict[str, Any]] = [
+        {
+            "table": name,
+            "row": run.row.name,
+            "data": run.settings.data,
+            "method": run.settings.method,
+            "labels": run.settings.labels,
+            "seed": run.settings.seed,
+            "steps": run.settings.steps,
+            "state": state(run, known, out),
+            "seconds": round(estimator.seconds(run.settings), 1),
+            "settings": run.settings.to_dict(),
+        }
+        for run in runs
+    ]
+    if as_json:
+        print_json({"runs": rows})
+        return
+    screen = Screen("row", "data", "labels", "seed", "steps", "settings", "time", "state", box=box.SIMPLE)
+    for row in rows:
+        of_method = " ".join(f"{key}={value}" for key, value in row["settings"]["method_settings"].items())
+        settings = f"{row['settings']['network']} wd={row['settings']['weight_decay']} {of_method}"
+        screen.add_row(
+            row["row"], row["data"], str(row["labels"]), str(row["seed"]), f"{row['steps']:,}", settings,
+            duration(row["seconds"]), row["state"],
+        )  # fmt: skip
+    left = sum(row["seconds"] for row in rows if row["state"] != "finished")
+    console().print(screen)
+    console().print(f"{len(rows)} runs, about {duration(left)} (h:mm:ss) left on this machine, from a short trial")
+
+
+def _label_guessing(run: Path | None, results: Path, data_dir: Path | None, device: str) -> None:
+    if run is None:
+        raise MixMatchError(f"{FIGURE} shows a trained model's guesses: name its run folder with --run")
+    settings = from_dict(RunFolder(run).config()["settings"])
+    source = load_data(settings.data, data_dir)
+    augment = CropFlip(settings.pad, settings.flip)
+    K, T = settings.method_settings.get("K", 2), settings.method_settings.get("T", 0.5)
+    path = results / f"{FIGURE}.png"
+    figures.label_guessing(api.load(run, device=device), source.test.images[0], augment, K, T, settings.seed, path)
+    print(path)
+
+
+def _failures(failed: list[tuple[Planned, str]]) -> list[dict[str, str]]:
+    return [{"run": planned.name, "reason": reason} for planned, reason in failed]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _warn(text: str) -> None:
+    _say(f"warning: {text}")

@@ -1,0 +1,87 @@
+"""Records of finished runs: one JSON file each, in one folder. Merging results of several machines is copying files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from mixmatch.errors import MixMatchError
+from mixmatch.settings import Settings, from_dict
+from mixmatch.training.checkpoint import replace_durably
+from mixmatch.training.run import FORMAT, Record
+
+NOT_THE_EXPERIMENT = ("seed", "steps", "precision", "eval_every", "passes")
+"""Settings in which records of one table cell may differ. Steps are told apart in the report."""
+
+
+NEEDED: dict[str, Any] = {
+    "data": str, "method": str, "labels": int | str, "seed": int, "steps": int, "error": int | float,
+    "median_of": int, "last_error": int | float, "seconds": int | float, "curve": list, "settings": dict,
+    "split": dict, "hardware": dict,
+}  # fmt: skip
+"""What reports are made from."""
+
+
+def experiment(settings: Settings) -> tuple[tuple[str, Any], ...]:
+    """What a record is a record of: its settings but for those that only say how it was run."""
+    values = settings.to_dict()
+    values.update(values.pop("method_settings"))
+    return tuple(sorted((name, value) for name, value in values.items() if name not in NOT_THE_EXPERIMENT))
+
+
+def experiment_of(record: Record) -> tuple[tuple[str, Any], ...]:
+    """The same for a record. Every cell of every table asks this of every record, so the answers are kept."""
+    return _experiment_of(json.dumps(record["settings"]))
+
+
+@lru_cache(maxsize=8192)
+def _experiment_of(settings: str) -> tuple[tuple[str, Any], ...]:
+    return experiment(from_dict(json.loads(settings)))
+
+
+def file_name(record: Record) -> str:
+    """The same run gives the same name on every machine."""
+    settings = json.dumps(record["settings"], sort_keys=True)
+    short = hashlib.sha256(settings.encode()).hexdigest()[:8]
+    parts = (record["data"], record["method"], record["labels"], f"seed{record['seed']}", f"steps{record['steps']}")
+    return "-".join(map(str, parts)) + f"-{short}.json"
+
+
+def save(record: Record, folder: Path) -> Path:
+    """Put a record into the folder; returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / file_name(record)
+    replace_durably(path, (json.dumps({"format": FORMAT, **record}, indent=1) + "\n").encode())
+    return path
+
+
+def load_all(folder: Path, warn: Callable[[str], None]) -> list[Record]:
+    """All records of a folder, by name. One that is damaged or of another version is named and left out."""
+    records = []
+    for path in sorted(folder.rglob("*.json")):
+        try:
+            records.append(_load(path))
+        except MixMatchError as error:
+            warn(f"{path} is left out: {error}")
+    return records
+
+
+def _load(path: Path) -> Record:
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise MixMatchError(f"it cannot be read ({error})") from None
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise MixMatchError("it is not a record of this version")
+    missing = [name for name, kind in NEEDED.items() if not isinstance(record.get(name), kind)]
+    if missing:
+        raise MixMatchError(f"it has no {', '.join(missing)}")
+    try:
+        from_dict(record["settings"])
+    except TypeError as error:  # a list where a name should be
+        raise MixMatchError(f"its settings make no sense ({error})") from None
+    return record

@@ -1,0 +1,194 @@
+"""Reproduce a table: the runs it needs, trained one after the other, skipping what is done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mixmatch import api, networks
+from mixmatch.data import SOURCES
+from mixmatch.data.source import Images, Source
+from mixmatch.data.split import make_split
+from mixmatch.errors import MixMatchError, unknown
+from mixmatch.experiments import records as records_
+from mixmatch.experiments.tables import FULL_STEPS, TABLES, Row, Table
+from mixmatch.methods import METHODS
+from mixmatch.settings import Labels, Settings, resolve
+from mixmatch.training.engine import Interrupted, Trainer
+from mixmatch.training.progress import Reporter
+from mixmatch.training.run import Record, RunFolder
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a table."""
+
+    row: Row
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        """A folder name that tells runs apart, whichever tables they serve."""
+        s = self.settings
+        record = {"data": s.data, "method": s.method, "labels": s.labels, "seed": s.seed, "steps": s.steps}
+        return records_.file_name({**record, "settings": s.to_dict()}).removesuffix(".json")
+
+
+def find_table(name: str) -> Table:
+    if name not in TABLES:
+        raise unknown("table", name, TABLES)
+    return TABLES[name]
+
+
+def plan(
+    table: Table,
+    labels: Sequence[Labels] = (),
+    methods: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    steps: int | None = None,
+    **settings: Any,
+) -> list[Planned]:
+    """The runs of a table, or of a part of it. Counts of labels the paper does not have are run for every method."""
+    for method in methods:
+        if method not in METHODS:
+            raise unknown("method", method, METHODS)
+    in_table = {row.method for row in table.rows}
+    not_in_paper = [n for n in labels if n != "all" and all(n not in row.targets for row in table.rows)]
+    for method in methods:
+        if method not in in_table:
+            raise MixMatchError(f"method '{method}' is not in this table (it has: {', '.join(sorted(in_table))})")
+    budget = FULL_STEPS if steps is None else steps
+    runs = []
+    for row in table.rows:
+        if methods and row.method not in methods:
+            continue
+        counts = [n for n in row.targets if not labels or n in labels]
+        if "all" not in row.targets:
+            counts += not_in_paper
+        for count in counts:
+            for seed in seeds or row.seeds_for.get(count, row.seeds):
+                given = {"method": row.method, "labels": count, "seed": seed, "steps": budget}
+                runs.append(Planned(row, resolve(row.data, {**row.settings, **given, **settings})))
+    if not runs:
+        raise MixMatchError("nothing to run: no row of this table has these methods and labels")
+    return runs
+
+
+def finished(run: Planned, records: Sequence[Record]) -> Record | None:
+    """The record of a run that was done already, here or elsewhere."""
+    wanted = records_.experiment(run.settings)
+    for record in records:
+        if (record["seed"], record["steps"]) != (run.settings.seed, run.settings.steps):
+            continue
+        if records_.experiment_of(record) == wanted:
+            return record
+    return None
+
+
+def state(run: Planned, records: Sequence[Record], runs_folder: Path) -> str:
+    if finished(run, records):
+        return "finished"
+    return "interrupted" if RunFolder(runs_folder / run.name).exists() else "to do"
+
+
+def run_all(
+    runs: Sequence[Planned],
+    runs_folder: Path,
+    records_folder: Path,
+    say: Callable[[str], None],
+    reporter: Callable[[], Reporter] | None = None,
+    **options: Any,
+) -> list[tuple[Planned, str]]:
+    """Train what is not finished. A run that fails does not stop the rest; returns those with the reason."""
+    records = records_.load_all(records_folder, warn=lambda message: None)
+    failed: list[tuple[Planned, str]] = []
+    for number, run in enumerate(runs, 1):
+        head = f"[{number}/{len(runs)}] {run.row.name}, {_count(run.settings.labels)}, seed {run.settings.seed}"
+        if finished(run, records):
+            say(f"{head}: finished before")
+            continue
+        say(head)
+        try:
+            record = _train(run, runs_folder, reporter() if reporter else None, **options)
+        except Interrupted:
+            raise
+        except Exception as error:  # whatever it is, the other runs can go on
+            reason = str(error) if isinstance(error, MixMatchError) else f"{type(error).__name__}: {error}"
+            say(f"{head}: failed: {reason}")
+            failed.append((run, reason))
+            continue
+        records_.save(record, records_folder)
+        records.append(record)
+    return failed
+
+
+def _train(run: Planned, runs_folder: Path, reporter: Reporter | None, **options: Any) -> Record:
+    values = run.settings.to_dict()
+    data, of_method = values.pop("data"), values.pop("method_settings")
+    values.pop("precision")  # the device's, unless the options say otherwise
+    return api.train(
+        data, out=runs_folder / run.name, resume=True, reporter=reporter, **{**values, **of_method, **options}
+    )
+
+
+def _count(labels: Labels) -> str:
+    return "all labels" if labels == "all" else f"{labels:,} labels"
+
+
+class Estimator:
+    """Seconds a run will take, from a few steps on made-up images of the right shape. Alike runs are tried once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._known: dict[tuple[Any, ...], tuple[float, float]] = {}
+
+    def seconds(self, settings: Settings) -> float:
+        of_method = sorted(settings.method_settings.items())
+        key = (settings.data, settings.method, settings.network, settings.batch_size, *of_method)
+        if key not in self._known:
+            self._known[key] = self._trial(settings)
+        step, evaluation = self._known[key]
+        return settings.steps * step + max(1, settings.steps // settings.eval_every) * evaluation
+
+    def _trial(self, settings: Settings) -> tuple[float, float]:
+        """Seconds for a step and for an evaluation."""
+        # A processor's time grows with the batch, so a small one will do; a GPU's does not.
+        batch = settings.batch_size if self.device.type == "cuda" else min(8, settings.batch_size)
+        info = SOURCES[settings.data]
+        random = np.random.default_rng(0)
+        shape, count = info.image_shape, max(256, 2 * info.classes)
+        images = Images(
+            random.integers(0, 256, (count, *shape), np.uint8), np.arange(count, dtype=np.int64) % info.classes
+        )
+        source = Source("trial", tuple(map(str, range(info.classes))), images, images)
+        small = resolve(
+            settings.data,
+            {
+                "method": settings.method,
+                "network": settings.network,
+                "batch_size": batch,
+                "labels": info.classes,
+                "valid": 0,
+                **settings.method_settings,
+            },
+        )
+        network = networks.build(settings.network, info.classes, (shape[2], shape[0], shape[1]))
+        trainer = Trainer(small, source, make_split(source, info.classes, seed=1), network, self.device)
+        trainer.advance(1)
+        best = min(_timed(lambda: trainer.advance(trainer.step + 1), self.device) for _ in range(2))
+        evaluation = _timed(lambda: trainer.evaluate(), self.device) * info.test / count
+        return best * settings.batch_size / batch, evaluation
+
+
+def _timed(work: Callable[[], object], device: torch.device) -> float:
+    began = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began

@@ -1,0 +1,206 @@
+"""`mixmatch reproduce` and `mixmatch results` as a user runs them, where no data can be downloaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mixmatch import api
+from mixmatch.experiments import records
+from mixmatch.experiments.reproduce import plan
+from mixmatch.experiments.tables import TABLES
+from mixmatch.training.progress import Quiet
+
+Call = Callable[..., Any]
+FULLY_SUPERVISED = ["reproduce", "cifar10", "--labels", "all"]  # one run, and a cheap trial
+ROOT = Path(__file__).parents[2]
+
+
+def colors(path: Path) -> tuple[tuple[int, int], int]:
+    """The size of a picture and how many colors it has."""
+    with Image.open(path) as picture:
+        picture.load()
+        return picture.size, len(np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a short run."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    api.train("digits", out=folder, steps=4, batch_size=8, device="cpu", reporter=Quiet())
+    return folder
+
+
+# ---------------------------------------------------------------- listing
+
+
+def test_a_dry_run_lists_what_would_be_trained(run: Call, tmp_path: Path) -> None:
+    result = run(*FULLY_SUPERVISED, "--dry-run", "--json", cwd=tmp_path)
+    assert result.code == 0, result.err
+    answer = json.loads(result.out)
+    assert list(answer) == ["runs"]
+    (planned,) = answer["runs"]
+    seconds, settings = planned.pop("seconds"), planned.pop("settings")
+    assert planned == {
+        "table": "cifar10",
+        "row": "Supervised, all labels",
+        "data": "cifar10",
+        "method": "supervised-mixup",
+        "labels": "all",
+        "seed": 1,
+        "steps": 1_048_576,
+        "state": "to do",
+    }
+    assert 3600 < seconds < 1e9
+    assert (settings["network"], settings["weight_decay"], settings["batch_size"]) == ("wrn-28-2", 0.002, 64)
+    assert settings["method_settings"] == {"alpha": 0.5, "keep_order": True}
+    assert list(tmp_path.iterdir()) == []  # nothing is made
+
+
+def test_a_dry_run_for_people(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mixmatch.cli.reproduce.Estimator.seconds", lambda self, settings: 3600.0)
+    result = call("reproduce", "stl10", "--labels", 1000, 5000, "--steps", 16384, "--dry-run")
+    assert result.code == 0, result.err
+    lines = [line for line in result.out.splitlines() if "stl10" in line]
+    assert [line.split()[2:4] for line in lines] == [["1000", str(seed)] for seed in (1, 2, 3, 4, 5)] + [["5000", "1"]]
+    assert all("16,384" in line and "wrn-28-2-stl10 wd=0.02" in line and "1:00:00" in line for line in lines)
+    assert "lambda_u=50.0" in result.out
+    assert result.out.splitlines()[-1].startswith("6 runs, about 6:00:00 (h:mm:ss) left on this machine")
+
+
+def test_passes_are_listed_and_are_for_mixmatch_alone(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mixmatch.cli.reproduce.Estimator.seconds", lambda self, settings: 1.0)
+    result = call("reproduce", "stl10", "--labels", 5000, "--passes", "fused", "--dry-run", "--json")
+    assert result.code == 0, result.err
+    assert [r["settings"]["method_settings"]["passes"] for r in json.loads(result.out)["runs"]] == ["fused"]
+    result = call("reproduce", "cifar10", "--passes", "fused", "--dry-run")
+    assert (result.code, result.err) == (2, "error: --passes is for MixMatch: add --methods mixmatch\n")
+    result = call("reproduce", "stl10", "--passes", "fusd", "--dry-run")
+    assert (result.code, result.err) == (2, "error: mixmatch: passes='fusd' is not one of official, fused\n")
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ablaton"], "error: unknown table 'ablaton': did you mean 'ablation'? (known: ablation, cifar-large,"),
+        (["label-guesing"], "error: unknown table 'label-guesing': did you mean 'label-guessing'?"),
+        (["label-guessing"], "error: label-guessing shows a trained model's guesses: name its run folder with --run"),
+        (["label-guessing", "--run", "nowhere"], "error: nowhere is not a run folder"),
+        (["cifar10", "--methods", "mixmach"], "error: unknown method 'mixmach': did you mean 'mixmatch'?"),
+        (["stl10", "--methods", "vat"], "error: method 'vat' is not in this table (it has: mixmatch)"),
+        (["stl10", "--labels", "many"], "error: --labels many must be a number or 'all'"),
+        (["stl10", "--labels", "all"], "error: nothing to run"),
+        (["stl10", "--steps", "0"], "error: steps=0 must be"),
+    ],
+)
+def test_what_is_wrong_is_one_line(call: Call, words: list[str], message: str) -> None:
+    result = call("reproduce", *words)
+    assert result.code == 2
+    assert result.out == ""
+    assert result.err.startswith(message)
+    assert result.err.count("\n") == 1
+    assert list(Path.cwd().iterdir()) == []
+
+
+# ---------------------------------------------------------------- reports
+
+
+def test_without_the_data_the_report_says_not_run(run: Call, tmp_path: Path) -> None:
+    words = ["--labels", 100, 250, "--methods", "mixmatch", "--seeds", 1, "--data-dir", tmp_path / "data"]
+    result = run("reproduce", "cifar10", *words, cwd=tmp_path)
+    assert result.code == 1
+    assert result.err.count("downloads are off") == 4  # two runs, told when they fail and at the end
+    assert "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz" in result.err
+    assert str(tmp_path / "data") in result.err
+    failed = [line for line in result.err.splitlines() if line.startswith("failed: ")]
+    assert [line.split("-steps")[0] for line in failed] == [
+        "failed: cifar10-mixmatch-250-seed1", "failed: cifar10-mixmatch-100-seed1",
+    ]  # fmt: skip
+    text = (tmp_path / "results/cifar10.md").read_text()
+    assert text.strip() == result.out.strip()
+    assert text.startswith("# CIFAR-10, error rate (%)\n")
+    (line,) = [line for line in text.splitlines() if line.startswith("| MixMatch |")]
+    assert line.startswith("| MixMatch | not run<br>paper 11.08 ± 0.87 |")
+    assert line.endswith("| not run<br>no target |")
+    size, count = colors(tmp_path / "results/cifar10.png")
+    assert min(size) > 400
+    assert count > 20
+    assert (tmp_path / "results/cifar10.svg").read_text().lstrip().startswith("<?xml")
+    assert not list((tmp_path / "results").glob("*.json"))
+
+
+def test_failures_as_json(call: Call, tmp_path: Path) -> None:
+    words = ["--labels", 5000, "--data-dir", tmp_path / "data", "--results", tmp_path / "results", "--json"]
+    result = call("reproduce", "stl10", *words)
+    assert result.code == 1
+    answer = json.loads(result.out)
+    assert answer["records"] == []
+    (failed,) = answer["failed"]
+    assert failed["run"].startswith("stl10-mixmatch-5000-seed1-steps1048576-")
+    assert "missing" in failed["reason"]
+    assert (tmp_path / "results/stl10.md").exists()
+
+
+def test_records_of_another_machine_are_reported(trained: Path, call: Call, tmp_path: Path) -> None:
+    """A full run's record, copied here: the run is skipped, the cell filled, nothing fails."""
+    made = json.loads((trained / "result.json").read_text())
+    (planned,) = plan(TABLES["stl10"], labels=[5000])
+    settings = planned.settings.to_dict()
+    about = {"data": "stl10", "labels": 5000, "seed": 1, "steps": 2**20, "error": 5.25, "settings": settings}
+    path = records.save({**made, **about}, tmp_path / "results")
+    (tmp_path / "results/damaged.json").write_text("{")
+    result = call("reproduce", "stl10", "--labels", 5000, "--results", tmp_path / "results")
+    assert result.code == 0, result.err
+    assert "| **5.25** (n = 1, no band)<br>paper 5.59 |" in result.out
+    assert "[1/1] MixMatch, 5,000 labels, seed 1: finished before" in result.err
+    assert f"warning: {tmp_path / 'results/damaged.json'} is left out: it cannot be read" in result.err
+    listed = call("reproduce", "stl10", "--labels", 5000, "--results", tmp_path / "results", "--json")
+    assert [record["error"] for record in json.loads(listed.out)["records"]] == [5.25]
+
+    page = call("results", "--results", tmp_path / "results", "--output", tmp_path / "page.md")
+    assert (page.code, page.out) == (0, "")
+    assert "**5.25** (n = 1, no band)" in (tmp_path / "page.md").read_text()
+    path.unlink()
+    again = call("results", "--results", tmp_path / "results")
+    assert again.code == 0
+    assert "**5.25**" not in again.out
+
+
+def test_the_page_of_results_to_standard_output(run: Call) -> None:
+    result = run("results", cwd=ROOT)
+    assert (result.code, result.err) == (0, "")
+    assert result.out == (ROOT / "docs/results.md").read_text()
+    assert result.out.startswith("# Results\n\nGenerated from the records in `results/`")
+
+
+def test_no_folder_of_records(call: Call) -> None:
+    result = call("results", "--results", "nothing")
+    assert (result.code, result.out, result.err) == (2, "", "error: there is no folder of records nothing\n")
+
+
+# ---------------------------------------------------------------- the figure of label guessing
+
+
+def test_label_guessing_of_a_run(trained: Path, run: Call, tmp_path: Path) -> None:
+    result = run("reproduce", "label-guessing", "--run", trained, "--results", "figures", cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert result.out == f"{Path('figures/label-guessing.png')}\n"
+    size, count = colors(tmp_path / "figures/label-guessing.png")
+    assert size[0] > size[1] > 400
+    assert count > 20
+    assert (tmp_path / "figures/label-guessing.svg").read_bytes().count(b"<image") == 3  # it and 2 augmentations
+
+
+def test_the_same_picture_is_the_same_file(trained: Path, call: Call, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        assert call("reproduce", "label-guessing", "--run", trained, "--results", tmp_path / name).code == 0
+    assert (tmp_path / "one/label-guessing.svg").read_bytes() == (tmp_path / "two/label-guessing.svg").read_bytes()
