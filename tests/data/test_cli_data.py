@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
@@ -102,3 +103,22 @@ def test_help_has_examples(arguments: list[str]) -> None:
     result = runner.invoke(app, arguments)
     assert result.exit_code == 0
     assert "mixmatch data" in result.stdout
+
+
+def test_own_data_is_looked_over_before_training(tmp_path: Path) -> None:
+    """A folder of images, one damaged, two classes, some unlabeled: findings in words and as JSON, --strict fails."""
+    rng = np.random.default_rng(0)
+    for name, count in (("cat", 5), ("dog", 3), ("unlabeled", 30)):
+        (tmp_path / name).mkdir()
+        for i in range(count):
+            Image.fromarray(rng.integers(0, 256, (40, 40, 3), np.uint8)).save(tmp_path / name / f"{i}.png")
+    (tmp_path / "unlabeled" / "bad.png").write_bytes(b"no image")
+    result = runner.invoke(app, ["check", str(tmp_path), "--json"])
+    assert result.exit_code == 0
+    found = {finding["kind"]: finding for finding in json.loads(result.stdout)["findings"]}
+    assert found["few-labels"]["files"] == ["dog/0.png", "dog/1.png", "dog/2.png"]
+    assert "8 labeled images of 2 classes" in found["counts"]["message"]
+    assert any("bad.png" in finding["message"] for finding in found.values())
+    result = runner.invoke(app, ["check", str(tmp_path), "--strict"])
+    assert result.exit_code == 1
+    assert "label at least 4 of each class" in result.stdout

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
 from rich.table import Table
 
 from mixmatch import data
-from mixmatch.cli.options import DataDir, Json, Strict, console, print_json
+from mixmatch.cli.options import DataDir, Json, console, print_json
 from mixmatch.data.files import choose, complete, data_folder, inspect, print_warning
 from mixmatch.data.source import Images
 
@@ -62,20 +66,38 @@ def list_(data_dir: DataDir = None, as_json: Json = False) -> None:
 
 @app.command()
 def check(
-    name: Annotated[str, typer.Argument(metavar="DATA", help="The name of a data set; see [b]mixmatch data list[/b].")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="DATA", help="A data set (see [b]mixmatch data list[/b]), or a path to your own data."),
+    ],
     data_dir: DataDir = None,
-    strict: Strict = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Files that are not the published ones, and warnings, are errors.")
+    ] = False,
     download: Annotated[bool, typer.Option(help="Download what is missing.")] = True,
+    labels_file: Annotated[Path | None, typer.Option(help="Own images: a CSV of file and label.")] = None,
+    label_column: Annotated[str, typer.Option(help="Own table: the column with the label.")] = "label",
+    image_size: Annotated[int | None, typer.Option(help="Own images: pixels to resize to.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Load a data set, downloading what is missing, and tell what it holds.
+    """Load a data set and tell what it holds, or look over your own data before training on it.
+
+    Own data is a folder (DIR/CLASS/* labeled, DIR/unlabeled/**, DIR/test/CLASS/*), an array (.npz, .npy) or a table
+    (.csv, .parquet). Each finding comes with what to do.
 
     Examples:
 
       mixmatch data check digits
 
       mixmatch data check svhn --no-download --json
+
+      mixmatch data check photos/ --strict
+
+      mixmatch data check photos/ --labels-file labels.csv
     """
+    if name not in data.SOURCES and (Path(name).exists() or "/" in name or Path(name).suffix):
+        _check_own(Path(name), strict, as_json, labels_file, label_column, image_size)
+        return
     folder = data_folder(data_dir)
     source = data.load(name, folder, strict=strict, download=download, warn=print_warning)
     files = [
@@ -105,6 +127,36 @@ def check(
     screen.print(f"image shape: {'x'.join(map(str, shape))}")
     for title, part in parts.items():
         screen.print(f"pixel sha256 of {title}: {part['sha256']}", soft_wrap=True)
+
+
+def _check_own(
+    path: Path, strict: bool, as_json: bool, labels_file: Path | None, label_column: str, image_size: int | None
+) -> None:
+    from mixmatch.data.inspect import findings
+
+    bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    with bar:
+        task = bar.add_task("reading images", total=None)
+        own = data.read_own(
+            path,
+            labels_file=labels_file,
+            label_column=label_column,
+            image_size=image_size,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    found = findings(own)
+    if as_json:
+        shape = list(own.inputs.shape[1:])
+        print_json({"name": own.name, "classes": own.classes, "shape": shape, "findings": [f.as_dict() for f in found]})
+    else:
+        color = {"info": "green", "warning": "yellow", "error": "red"}
+        for finding in found:
+            advice = f": {finding.advice}" if finding.advice else ""
+            mark = f"[{color[finding.severity]}]{finding.severity}[/]"
+            console().print(f"{mark} {escape(finding.message)}{escape(advice)}", soft_wrap=True)
+    bad = ("warning", "error") if strict else ("error",)
+    if any(finding.severity in bad for finding in found):
+        raise typer.Exit(1)
 
 
 def _row(name: str, info: data.SourceInfo, folder: Path) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from mixmatch.data import cifar, digits, stl10, svhn
 from mixmatch.data.files import Layout, Warn, choose, data_folder, fetch, print_warning
+from mixmatch.data.own import Own
 from mixmatch.data.source import UNKNOWN, Images, Source
 from mixmatch.errors import MixMatchError, unknown
 
-__all__ = ["SOURCES", "UNKNOWN", "Images", "Source", "SourceInfo", "load", "source_info"]
+__all__ = ["SOURCES", "UNKNOWN", "Images", "Source", "SourceInfo", "load", "read_own", "source_info"]
 
 
 @dataclass(frozen=True)
@@ -98,3 +99,29 @@ def load(
         return info.loader(folder, layout)
     except OSError as error:
         raise MixMatchError(f"cannot read {error.filename or name}: {error.strerror or error}") from error
+
+
+def read_own(
+    path: Path,
+    *,
+    labels_file: Path | None = None,
+    label_column: str = "label",
+    image_size: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Own:
+    """A person's own data: a folder of images, an array (.npz, .npy) or a table (.csv, .parquet)."""
+    if path.is_dir():
+        from mixmatch.data.folder import read_folder
+
+        return read_folder(path, labels_file=labels_file, image_size=image_size, progress=progress)
+    if not path.exists():
+        raise MixMatchError(f"there is no file or folder {path}")
+    if path.suffix.lower() in (".npz", ".npy"):
+        from mixmatch.data.arrays import read_arrays
+
+        return read_arrays(path, labels_file=labels_file)
+    if path.suffix.lower() in (".csv", ".parquet"):
+        from mixmatch.data.table import read_table
+
+        return read_table(path, label_column=label_column)
+    raise MixMatchError(f"{path} is not a folder of images, nor a .npz, .npy, .csv or .parquet file")

@@ -1,0 +1,253 @@
+"""A person's .npz and .npy files: images and feature matrices, and labels in every usual form."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.preprocessing import StandardScaler
+
+from mixmatch.data.arrays import read_arrays
+from mixmatch.data.own import Own, OwnData, OwnFeatures
+from mixmatch.data.source import UNKNOWN
+from mixmatch.data.table import Encoding
+from mixmatch.errors import MixMatchError
+
+random = np.random.default_rng(0)
+IMAGES = random.integers(0, 256, (6, 8, 5, 3)).astype(np.uint8)
+FEATURES = random.normal(3, 7, (6, 4)).astype(np.float32)
+Y = np.array([0, 1, 2, -1, -1, 0])
+
+
+def npz(folder: Path, **arrays: Any) -> Path:
+    np.savez(folder / "own.npz", **arrays)
+    return folder / "own.npz"
+
+
+def kinds(own: Own) -> list[str]:
+    return [finding.kind for finding in own.findings]
+
+
+def images_of(path: Path, **options: Any) -> OwnData:
+    own = read_arrays(path, **options)
+    assert isinstance(own, OwnData)
+    return own
+
+
+def features_of(path: Path, **options: Any) -> OwnFeatures:
+    own = read_arrays(path, **options)
+    assert isinstance(own, OwnFeatures)
+    return own
+
+
+# ----------------------------------------------------------------------------------------------------------- images
+
+
+def test_images(tmp_path: Path) -> None:
+    own = images_of(npz(tmp_path, x=IMAGES, y=Y, x_test=IMAGES[:2], y_test=[2, 1]))
+    np.testing.assert_array_equal(own.images, np.concatenate([IMAGES, IMAGES[:2]]))
+    assert own.labels.tolist() == [0, 1, 2, UNKNOWN, UNKNOWN, 0, 2, 1]
+    assert own.labels.dtype == np.int64
+    assert own.classes == ("0", "1", "2")
+    assert own.part == ("train",) * 6 + ("test",) * 2
+    assert own.files[5:7] == ("x[5]", "x_test[0]")
+    assert own.findings == ()
+    np.testing.assert_array_equal(own.test.images, IMAGES[:2])
+
+
+def test_gray_images(tmp_path: Path) -> None:
+    own = images_of(npz(tmp_path, images=IMAGES[..., 0], labels=Y))
+    np.testing.assert_array_equal(own.images, IMAGES[..., :1])
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda x: x.astype(np.float32) / 255,
+        lambda x: x.astype(np.float64),
+        lambda x: x.astype(np.float16) / 255,
+        lambda x: x.astype(np.int64),
+        lambda x: x + np.where(x < 255, 0.25, 0),
+    ],
+    ids=["unit", "float64", "half", "int64", "rounded"],
+)
+def test_numbers_become_uint8(convert: Any, tmp_path: Path) -> None:
+    own = images_of(npz(tmp_path, x=convert(IMAGES), y=Y))
+    np.testing.assert_array_equal(own.images, IMAGES)
+    assert own.images.dtype == np.uint8
+    assert kinds(own) == ["converted"]
+
+
+def test_test_images_share_the_scale(tmp_path: Path) -> None:
+    """A dark test set with values up to 1 in 0..255 is dark, not in 0..1."""
+    own = images_of(npz(tmp_path, x=IMAGES.astype(float), y=Y, x_test=np.ones((1, 8, 5, 3)), y_test=[0]))
+    assert (own.test.images == 1).all()
+
+
+def test_channels_first(tmp_path: Path) -> None:
+    own = images_of(npz(tmp_path, x=IMAGES.transpose(0, 3, 1, 2), y=Y))
+    np.testing.assert_array_equal(own.images, IMAGES)
+    assert kinds(own) == ["channels-first"]
+
+
+def test_npy_is_mapped(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", IMAGES)
+    np.save(tmp_path / "y.npy", Y)
+    own = images_of(tmp_path / "x.npy", labels_file=tmp_path / "y.npy")
+    assert isinstance(own.images, np.memmap)
+    assert own.labels.tolist() == Y.tolist()
+
+
+# --------------------------------------------------------------------------------------------------------- features
+
+
+def test_features_are_standardized_by_the_training_rows(tmp_path: Path) -> None:
+    test = FEATURES[:3] + 100
+    own = features_of(npz(tmp_path, X=FEATURES, y=Y, X_test=test, y_test=[0, 1, 2]))
+    scaler = StandardScaler().fit(FEATURES.astype(np.float64))
+    np.testing.assert_allclose(own.features[:6], scaler.transform(FEATURES), atol=1e-5)
+    np.testing.assert_allclose(own.features[6:], scaler.transform(test), rtol=1e-5)
+    assert own.features.dtype == np.float32
+    again = Encoding.from_dict(own.encoding.to_dict())
+    np.testing.assert_array_equal(again.apply_matrix(test), own.features[6:])
+    with pytest.raises(MixMatchError, match=r"shape \(3, 3\), but the model takes \(N, 4\)"):
+        again.apply_matrix(test[:, :3])
+
+
+def test_missing_features(tmp_path: Path) -> None:
+    x = np.array([[1.0, 5], [2, np.nan], [9, 5], [np.nan, 5]])
+    own = features_of(npz(tmp_path, features=x, y=[0, 1, -1, -1]))
+    first = np.array([1.0, 2, 9, 2])  # the median of 1, 2, 9 is 2
+    np.testing.assert_allclose(own.features[:, 0], (first - first.mean()) / first.std(), rtol=1e-6)
+    np.testing.assert_array_equal(own.features[:, 1], 0)
+    (finding,) = own.findings
+    assert finding.kind == "missing-values"
+    assert "2 missing values in 2 columns" in finding.message
+
+
+def test_unlabeled_rows_of_their_own(tmp_path: Path) -> None:
+    own = features_of(npz(tmp_path, x=FEATURES[:2], y=[0, 1], x_unlabeled=FEATURES[2:]))
+    assert own.labels.tolist() == [0, 1] + [UNKNOWN] * 4
+    assert own.features.mean(axis=0) == pytest.approx(0, abs=1e-6)
+
+
+# ----------------------------------------------------------------------------------------------------------- labels
+
+
+@pytest.mark.parametrize(
+    ("y", "classes"),
+    [
+        (np.array([0.0, 1, 2, np.nan, -1, 0]), ("0", "1", "2")),
+        (np.array(["a", "b", "c", "", " ", "a"]), ("a", "b", "c")),
+        (np.array([b"a", b"b", b"c", b"", b"", b"a"]), ("a", "b", "c")),
+        (np.array([2, 5, 10, -1, -1, 2]), ("2", "5", "10")),
+        (Y[:, None].astype(np.int8), ("0", "1", "2")),
+    ],
+    ids=["nan", "text", "bytes", "any numbers", "column"],
+)
+def test_labels(y: Any, classes: tuple[str, ...], tmp_path: Path) -> None:
+    own = read_arrays(npz(tmp_path, x=FEATURES, y=y))
+    assert own.classes == classes
+    assert own.labels.tolist() == [0, 1, 2, UNKNOWN, UNKNOWN, 0]
+
+
+def test_classes_by_number_and_by_name(tmp_path: Path) -> None:
+    names = ["zebra", "ant", "cat"]
+    for y in (Y, np.array(["zebra", "ant", "cat", "", "", "zebra"])):
+        own = read_arrays(npz(tmp_path, x=FEATURES, y=y, classes=names))
+        assert own.classes == ("zebra", "ant", "cat")
+        assert own.labels.tolist() == Y.tolist()
+
+
+def test_class_nobody_labeled(tmp_path: Path) -> None:
+    own = read_arrays(npz(tmp_path, x=FEATURES, y=Y, classes=["a", "b", "c", "d"]))
+    assert own.classes == ("a", "b", "c", "d")
+    assert kinds(own) == ["empty-class"]
+
+
+def test_test_rows_that_cannot_be_scored(tmp_path: Path) -> None:
+    own = features_of(npz(tmp_path, x=FEATURES, y=Y, x_test=FEATURES, y_test=[0, -1, 7, 1, 2, 1]))
+    assert own.files[6:] == ("x_test[0]", "x_test[3]", "x_test[4]", "x_test[5]")
+    assert own.labels[6:].tolist() == [0, 1, 2, 1]
+    assert {f.kind: (f.severity, f.files) for f in own.findings} == {
+        "unlabeled-test": ("warning", ("x_test[1]",)),
+        "unknown-class": ("error", ("x_test[2]",)),
+    }
+    np.testing.assert_array_equal(own.features[7], own.features[3])
+    pixels = images_of(npz(tmp_path, x=IMAGES, y=Y, x_test=IMAGES, y_test=[0, -1, 7, 1, 2, 1]))
+    np.testing.assert_array_equal(pixels.test.images, IMAGES[[0, 3, 4, 5]])
+
+
+def test_no_unlabeled(tmp_path: Path) -> None:
+    own = read_arrays(npz(tmp_path, x=FEATURES, y=np.abs(Y)))
+    assert kinds(own) == ["no-unlabeled"]
+
+
+# ----------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("arrays", "why"),
+    [
+        ({"z": FEATURES}, r"has no array 'x' \(it has z\)"),
+        ({"x": FEATURES}, "has no labels 'y'"),
+        ({"x": FEATURES, "y": Y[:5]}, r"x with 6 rows, but labels of shape \(5,\)"),
+        ({"x": FEATURES, "y": np.eye(6)}, r"labels of shape \(6, 6\)"),
+        ({"x": FEATURES, "y": np.full(6, -1)}, "has no labeled rows"),
+        ({"x": FEATURES, "y": [1, -1, 1, -1, 1, -1]}, r"one class only \('1'\)"),
+        ({"x": FEATURES, "y": [0.5, 1, 2, 3, 4, 5]}, "labels are real numbers"),
+        ({"x": FEATURES, "y": Y, "classes": ["a", "b"]}, r"has the label 2, but its classes are 0 to 1 \(a, b\)"),
+        ({"x": FEATURES, "y": list("abcabc"), "classes": ["a", "b"]}, "the label 'c', which is not among its classes"),
+        ({"x": FEATURES, "y": Y, "x_test": FEATURES}, "only one of 'x_test' and 'y_test'"),
+        ({"x": FEATURES, "y": Y, "x_test": IMAGES, "y_test": Y}, "rows of different shapes"),
+        ({"x": FEATURES[:, 0], "y": Y}, r"x of shape \(6,\)"),
+        ({"x": FEATURES[:0], "y": Y[:0]}, r"x of shape \(0, 4\)"),
+        ({"x": FEATURES.astype(complex), "y": Y}, "must hold real numbers"),
+        ({"x": np.full((6, 4), "a"), "y": Y}, "must hold real numbers"),
+        ({"x": np.where(FEATURES.max() <= FEATURES, np.inf, FEATURES), "y": Y}, "1 value of the features is infinite"),
+        ({"x": IMAGES - 1000.0, "y": Y}, "values from -1000 to"),
+        ({"x": IMAGES * 4.0, "y": Y}, r"bring them into 0..1 or 0..255"),
+        ({"x": np.full((6, 8, 8), np.nan), "y": Y}, "384 values that are no number"),
+    ],
+)
+def test_errors(arrays: dict[str, Any], why: str, tmp_path: Path) -> None:
+    with pytest.raises(MixMatchError, match=why) as caught:
+        read_arrays(npz(tmp_path, **arrays))
+    assert "\n" not in str(caught.value)
+
+
+class Touch:
+    """What a malicious file would hold: loading it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_pickles_are_never_loaded(tmp_path: Path) -> None:
+    trap = np.array([Touch(tmp_path / "trapped")], object)
+    np.save(tmp_path / "trap.npy", trap, allow_pickle=True)
+    np.savez(tmp_path / "trap.npz", x=trap, y=Y)
+    (tmp_path / "raw.npy").write_bytes(pickle.dumps(Touch(tmp_path / "trapped")))
+    for name in ("trap.npy", "trap.npz", "raw.npy"):
+        with pytest.raises(MixMatchError, match=r"holds Python objects|damaged"):
+            read_arrays(tmp_path / name)
+    assert not (tmp_path / "trapped").exists()
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(MixMatchError, match=r"there is no file .*nowhere.npz"):
+        read_arrays(tmp_path / "nowhere.npz")
+    whole = npz(tmp_path, x=FEATURES, y=Y).read_bytes()
+    for content in (b"", b"text", whole[:100], whole[:-30]):
+        (tmp_path / "bad.npz").write_bytes(content)
+        with pytest.raises(MixMatchError, match="cannot read"):
+            read_arrays(tmp_path / "bad.npz")
+    np.save(tmp_path / "x.npy", FEATURES)
+    with pytest.raises(MixMatchError, match="give --labels-file"):
+        read_arrays(tmp_path / "x.npy")

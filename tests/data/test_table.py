@@ -1,0 +1,240 @@
+"""Tables: what numpy and scikit-learn make of the same rows, and everything a spreadsheet can get wrong."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_breast_cancer
+from sklearn.impute import SimpleImputer
+from sklearn.preprocessing import StandardScaler
+
+from mixmatch.data.own import OwnFeatures
+from mixmatch.data.source import UNKNOWN
+from mixmatch.data.table import Categorical, Encoding, Numeric, fit_categories, read_csv, read_rows, read_table
+from mixmatch.errors import MixMatchError
+
+PETS = """weight,color,note,label
+4.0,black,ok,cat
+,white,ok,cat
+30,black,ok,dog
+10,?,ok,dog
+6,brown,ok,
+NA,white,ok,
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "own.csv"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def kinds(own: OwnFeatures) -> dict[str, str]:
+    return {finding.kind: finding.message for finding in own.findings}
+
+
+def test_by_hand(tmp_path: Path) -> None:
+    own = read_table(write(tmp_path, PETS))
+    assert own.classes == ("cat", "dog")
+    assert own.labels.tolist() == [0, 0, 1, 1, UNKNOWN, UNKNOWN]
+    assert own.files[0] == "line 2"
+    weight = np.array([4, 8, 30, 10, 6, 8.0])  # the median of 4, 6, 10, 30 is 8
+    np.testing.assert_allclose(own.features[:, 0], (weight - weight.mean()) / weight.std(), rtol=1e-6)
+    assert own.encoding.feature_names == ["weight", "color=(missing)", "color=black", "color=brown", "color=white"]
+    hot = [2, 4, 2, 1, 3, 4]  # black white black (missing) brown white
+    np.testing.assert_array_equal(own.features[:, 1:], np.eye(5)[hot][:, 1:])
+    assert own.features.dtype == np.float32
+    assert kinds(own).keys() == {"missing-values", "constant-column"}
+    assert "3 missing values in 2 columns (weight 2, color 1)" in kinds(own)["missing-values"]
+    assert "'note' is 'ok' in every row" in kinds(own)["constant-column"]
+
+
+def test_breast_cancer_as_scikit_learn_does_it(tmp_path: Path) -> None:
+    data = load_breast_cancer()
+    x = data.data.copy()
+    random = np.random.default_rng(0)
+    x[random.random(x.shape) < 0.05] = np.nan
+    test = random.random(len(x)) < 0.3
+    labels = np.where((random.random(len(x)) < 0.2) | test, data.target_names[data.target], "")
+    rows = [
+        ",".join(["" if np.isnan(v) else repr(float(v)) for v in row] + [label, "test" if t else "train"])
+        for row, label, t in zip(x, labels, test, strict=True)
+    ]
+    header = ",".join([name.replace(" ", "_") for name in data.feature_names] + ["diagnosis", "part"])
+    path = write(tmp_path, "\n".join([header, *rows]))
+    own = read_table(path, label_column="diagnosis", part_column="part")
+    imputer = SimpleImputer(strategy="median").fit(x[~test])
+    scaler = StandardScaler().fit(imputer.transform(x[~test]))
+    order = np.concatenate([np.flatnonzero(~test), np.flatnonzero(test)])
+    np.testing.assert_allclose(own.features, scaler.transform(imputer.transform(x[order])), rtol=1e-4, atol=1e-5)
+    assert own.num_train == (~test).sum()
+    assert [own.classes[label] if label >= 0 else "" for label in own.labels] == labels[order].tolist()
+
+
+def test_encoding_survives_json_and_new_rows(tmp_path: Path) -> None:
+    own = read_table(write(tmp_path, PETS))
+    encoding = Encoding.from_dict(json.loads(json.dumps(own.encoding.to_dict())))
+    assert encoding == own.encoding
+    new = read_csv(write(tmp_path, "color,weight,more\npurple,4.0,1\n,n/a,2\nwhite,30,3\n"))
+    features = encoding.apply({name: new.column(name) for name in new.header})
+    assert features[:, 1:].tolist() == [[0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1]]
+    assert features[[0, 2], 0].tolist() == own.features[[0, 2], 0].tolist()
+    assert features[1, 0] == own.features[1, 0]  # missing: the same median
+    with pytest.raises(MixMatchError, match="no column 'weight', which the model was trained with"):
+        encoding.apply({"color": ["black"]})
+    with pytest.raises(MixMatchError, match="column 'weight' holds numbers, but one value is 'heavy'"):
+        encoding.apply({"color": ["black"], "weight": ["heavy"]})
+
+
+def test_rare_categories_are_pooled() -> None:
+    """60 categories, the first ten once and the others twice: of those, 50, all have their own."""
+    values = [f"c{i:02}" for i in range(60)] + [f"c{i:02}" for i in range(10, 60)] + [""]
+    column = fit_categories("c", values)
+    assert column.categories == ("", *(f"c{i:02}" for i in range(10, 60)))
+    assert column.other
+    hot = column.apply(["c00", "c59", "", "never seen"])
+    assert hot.argmax(axis=1).tolist() == [51, 50, 0, 51]
+    assert hot.sum(axis=1).tolist() == [1, 1, 1, 1]
+    assert len(column.features) == hot.shape[1] == 52
+
+
+def test_numbers_and_names_by_themselves() -> None:
+    assert Numeric("x", median=5, mean=4, std=2).apply(["8", "", "0"]).tolist() == [[2], [0.5], [-2]]
+    assert Numeric("x", median=5, mean=4, std=2).apply(np.array([8, np.nan])).tolist() == [[2], [0.5]]
+    assert Categorical("x", ("a", "b"), other=False).apply(["b", "z"]).tolist() == [[0, 1], [0, 0]]
+
+
+def test_semicolons_and_decimal_commas(tmp_path: Path) -> None:
+    own = read_table(write(tmp_path, "\ufeffx;label\n1,5;a\n-2,5;b\n0;\n"))
+    x = np.array([1.5, -2.5, 0])
+    np.testing.assert_allclose(own.features[:, 0], (x - x.mean()) / x.std(), rtol=1e-6)
+
+
+def test_quotes_and_spaces(tmp_path: Path) -> None:
+    own = read_table(write(tmp_path, 'c , label\n"red, dark",red fox\n"two\nlines", 猫 \n\nplain,\n'))
+    assert own.classes == ("red fox", "猫")
+    assert own.encoding.feature_names == ["c=plain", "c=red, dark", "c=two\nlines"]
+    assert own.files == ("line 2", "line 4", "line 6")
+
+
+def test_number_labels_in_order(tmp_path: Path) -> None:
+    """pandas writes class 10 as 10.0 where a label is missing."""
+    own = read_table(write(tmp_path, "x,label\n1,10.0\n2,2.0\n3,\n"))
+    assert own.classes == ("2", "10")
+    assert own.labels.tolist() == [1, 0, UNKNOWN]
+
+
+def test_labels_that_look_missing(tmp_path: Path) -> None:
+    own = read_table(write(tmp_path, "x,label\n1,a\n2,NA\n3,\n"))
+    assert own.classes == ("NA", "a")
+    assert "'NA' is taken for a class" in kinds(own)["class-name"]
+
+
+def test_identifiers_are_left_out(tmp_path: Path) -> None:
+    rows = [f"{i},id-{i * 7},{i % 5}.5,{'almost' if i == 70 else i * i},{'ab'[i % 2]}" for i in range(100)]
+    own = read_table(write(tmp_path, "\n".join(["row,id,x,mixed,label", *rows, ",id,1,1,"])))
+    assert own.encoding.feature_names == ["row", "x"]
+    assert "different values" in kinds(own)["free-text"]
+    assert "also 'almost'" in kinds(own)["mixed-column"]
+    own = read_table(write(tmp_path, "\n".join(["row,x,label", *(f"{i},{i % 3},{'ab'[i % 2]}" for i in range(50))])))
+    assert "'row' counts the rows" in kinds(own)["row-number"]
+    own = read_table(tmp_path / "own.csv", ignore=["row"])
+    assert own.encoding.feature_names == ["x"]
+    assert kinds(own).keys() == {"no-unlabeled"}
+
+
+def test_mostly_missing_is_a_warning(tmp_path: Path) -> None:
+    own = read_table(write(tmp_path, "x,z,label\n1,,a\n2,,b\n3,1,\n4,,\n"))
+    (finding,) = [finding for finding in own.findings if finding.kind == "missing-values"]
+    assert (finding.severity, finding.files) == ("warning", ("z",))
+
+
+def test_test_rows(tmp_path: Path) -> None:
+    own = read_table(
+        write(tmp_path, "x,label,set\n9,a,test\n1,a,\n3,b,train\n2,,\n5,c,test\n7,,test\n"), part_column="set"
+    )
+    assert own.files == ("line 3", "line 4", "line 5", "line 2")
+    assert own.part == ("train", "train", "train", "test")
+    np.testing.assert_allclose(own.features[:, 0], (np.array([1, 3, 2, 9]) - 2) / np.sqrt(2 / 3), rtol=1e-6)
+    assert kinds(own).keys() == {"unlabeled-test", "unknown-class"}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("x,lable\n1,a\n", "has no column 'label': did you mean 'lable'?"),
+        ("label\na\nb\n", "nothing to learn from"),
+        ("x,label\n1,a\n2,a\n3,\n", "one class only"),
+        ("x,label\n1,\n2,\n", "has no labeled rows to train on"),
+        ("x,label\n1,a\ninf,b\n", "1 value of column 'x' is infinite"),
+        ("x,label\n1,a\n1,b\n", "has no column to learn from: column 'x' is '1' in every row"),
+        ("x,label\n1,a\n1,b,c\n", "line 3 has 3 fields, but the header 2"),
+        ("x,x,label\n1,1,a\n", "several columns named 'x'"),
+        ("x,label\n", "has a header but no rows"),
+        ("", "is empty"),
+        ("\n", "is empty"),
+        ("x,label\n" + "9" * 200_000 + ",a\n", "line 2: field larger than field limit"),
+    ],
+    ids=range(12),
+)
+def test_errors(text: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(MixMatchError, match=why) as caught:
+        read_table(write(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+def test_other_errors(tmp_path: Path) -> None:
+    with pytest.raises(MixMatchError, match=r"there is no file .*nowhere.csv"):
+        read_table(tmp_path / "nowhere.csv")
+    path = write(tmp_path, PETS)
+    with pytest.raises(MixMatchError, match="has no column 'wieght': did you mean 'weight'"):
+        read_table(path, ignore=["wieght"])
+    with pytest.raises(MixMatchError, match="line 2: column 'note' is 'ok', but must be train, test or empty"):
+        read_table(path, part_column="note")
+    path.write_bytes(b"x,label\n\xff\xfe,a\n")
+    with pytest.raises(MixMatchError, match="not text in UTF-8"):
+        read_table(path)
+
+
+# ---------------------------------------------------------------------------------------------------------- parquet
+
+
+def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.import_module
+
+    def refuse(name: str, *rest: Any) -> Any:
+        if name.startswith("pyarrow"):
+            raise ModuleNotFoundError(name)
+        return find(name, *rest)
+
+    monkeypatch.setattr(importlib, "import_module", refuse)
+    (tmp_path / "own.parquet").touch()
+    with pytest.raises(MixMatchError, match=r"takes pyarrow, which is not installed: pip install 'mixmatch\[tables\]'"):
+        read_table(tmp_path / "own.parquet")
+
+
+def test_parquet_is_the_same_table(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {
+        "weight": [4.0, None, 30, 10, 6, float("nan")],
+        "color": ["black", "white", "black", None, "brown", "white"],
+        "note": [True] * 6,
+        "label": ["cat", "cat", "dog", "dog", None, None],
+    }
+    parquet.write_table(arrow.table(columns), tmp_path / "own.parquet")
+    own, other = read_table(tmp_path / "own.parquet"), read_table(write(tmp_path, PETS))
+    np.testing.assert_array_equal(own.features, other.features)
+    assert (own.classes, own.encoding) == (other.classes, other.encoding)
+    assert own.files[0] == "row 1"
+    parquet.write_table(arrow.table({"x": [[1.0, 2.0]], "label": ["a"]}), tmp_path / "lists.parquet")
+    with pytest.raises(MixMatchError, match=r"column 'x' holds a list<.*spread it over columns"):
+        read_rows(tmp_path / "lists.parquet")
+    (tmp_path / "bad.parquet").write_text("no")
+    with pytest.raises(MixMatchError, match=r"cannot read .*bad.parquet"):
+        read_rows(tmp_path / "bad.parquet")
