@@ -12,9 +12,10 @@ from torch import nn
 from mixmatch import networks
 from mixmatch import settings as settings_
 from mixmatch.classifier import Classifier
+from mixmatch.data import SOURCES, read_own
 from mixmatch.data import load as load_data
 from mixmatch.data.source import Source
-from mixmatch.data.split import make_split
+from mixmatch.data.split import Split, make_split
 from mixmatch.draws import torch_seed
 from mixmatch.errors import MixMatchError
 from mixmatch.settings import Settings
@@ -37,13 +38,16 @@ def train(
     device: str = "auto",
     data_dir: str | Path | None = None,
     strict: bool = False,
+    labels_file: str | Path | None = None,
+    image_size: int | None = None,
     reporter: progress.Reporter | None = None,
     **settings: Any,
 ) -> Record:
     """Train a classifier; the run is a folder that holds the model, its metrics and all it takes to go on.
 
     Args:
-        data: a built-in name (`digits`, `cifar10`, ...) or a `Source` of your own arrays.
+        data: a built-in name (`digits`, `cifar10`, ...), a folder of your own images, or a `Source` of your own
+            arrays.
         out: the run folder; by default `runs/DATA-METHOD-LABELS-seedSEED`.
         resume: go on with the run in `out`. Settings not given are the run's own; others are refused.
         checkpoint: resume from this checkpoint instead of the newest.
@@ -52,12 +56,15 @@ def train(
         device: `auto`, `cpu`, `cuda`, `mps`.
         data_dir: where the data files are; by default MIXMATCH_DATA or a cache folder.
         strict: refuse data files that are not the published ones.
+        labels_file: own images: a CSV of file and label, instead of a folder per class.
+        image_size: own images: pixels to resize to; by default chosen from the images.
         reporter: what to show meanwhile; by default a progress bar on a terminal.
         **settings: any of `mixmatch.settings.Settings` and of the method: `method`, `labels`, `seed`, `steps`,
             `batch_size`, `lambda_u`, ... What is not given is what the paper used for this data set.
 
     Returns:
-        The record of the finished run; `record["error"]` is the test error in percent.
+        The record of the finished run; `record["error"]` is the test error in percent, None if there is nothing to
+        judge by.
 
     Raises:
         MixMatchError: for anything the caller can put right.
@@ -72,18 +79,28 @@ def train(
     settings = {name: value for name, value in settings.items() if value is not None}
     if checkpoint_every is not None and checkpoint_every < 1:
         raise MixMatchError(f"checkpoint_every={checkpoint_every} must be 1 or more")
+    given_options = {"labels_file": None if labels_file is None else str(labels_file), "image_size": image_size}
+    options = {name: value for name, value in given_options.items() if value is not None}
+    own = isinstance(data, str) and is_own(data)
+    if options and not own:
+        raise MixMatchError(f"{' and '.join(options)} are for your own images, not for '{name}'")
 
-    wanted = _with_precision(settings_.resolve(name, settings), settings, where)
+    wanted = _with_precision(settings_.resolve(name, settings, own), settings, where)
+    wanted = replace(wanted, data_options=options)
     run = RunFolder(Path(out) if out is not None else default_folder(wanted))
     if run.exists():
-        wanted = _continued(run, name, settings, resume)
+        wanted = _continued(run, name, settings, options, resume, own)
         finished = run.result()
         if finished is not None and checkpoint is None:
             return finished
         if wanted.network.startswith("custom:") and network is None:
             raise MixMatchError(f"{run.path} is of a network of your own, {wanted.network[7:]}: pass it to train()")
-    source = load_data(data, data_dir, strict=strict) if isinstance(data, str) else data
-    split = make_split(source, wanted.labels, wanted.seed, wanted.valid)
+    if isinstance(data, str):
+        source, split, _ = open_data(wanted, data_dir, strict=strict)
+    else:
+        source, split = data, make_split(data, wanted.labels, wanted.seed, wanted.valid)
+    if own and "pad" not in settings and not run.exists():  # an eighth of the image, as the paper's 4 of 32
+        wanted = replace(wanted, pad=min(source.image_shape[:2]) // 8)
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
         height, width, channels = source.image_shape
         torch.manual_seed(torch_seed(wanted.seed, "init"))
@@ -142,7 +159,34 @@ def pick_device(name: str) -> torch.device:
 
 
 def default_folder(settings: Settings) -> Path:
-    return Path("runs") / f"{settings.data}-{settings.method}-{settings.labels}-seed{settings.seed}"
+    data = Path(settings.data).resolve().name if is_own(settings.data) else settings.data
+    return Path("runs") / f"{data}-{settings.method}-{settings.labels}-seed{settings.seed}"
+
+
+def is_own(data: str) -> bool:
+    """Whether a name is a path to own data, not a built-in data set."""
+    return data not in SOURCES and Path(data).exists()
+
+
+def open_data(
+    settings: Settings, data_dir: str | Path | None = None, *, strict: bool = False
+) -> tuple[Source, Split, str]:
+    """The data of a run: its source, its split, and one line on what it is judged by."""
+    if not is_own(settings.data):
+        source = load_data(settings.data, data_dir, strict=strict)
+        split = make_split(source, settings.labels, settings.seed, settings.valid)
+        return source, split, f"judged by its {len(split.test):,} test images"
+    from mixmatch.data.hold_out import to_source
+    from mixmatch.data.own import OwnData
+
+    options = dict(settings.data_options)
+    labels_file = options.pop("labels_file", None)
+    own = read_own(Path(settings.data), labels_file=labels_file and Path(labels_file), **options)
+    if not isinstance(own, OwnData):
+        raise MixMatchError(f"{settings.data} holds features, not images: only images can be trained on so far")
+    if settings.labels != "all" or settings.valid:
+        raise MixMatchError("own data is trained with all its labels: leave --labels and --valid away")
+    return to_source(own, settings.seed)
 
 
 def _with_precision(resolved: Settings, given: dict[str, Any], device: torch.device) -> Settings:
@@ -150,17 +194,20 @@ def _with_precision(resolved: Settings, given: dict[str, Any], device: torch.dev
     return resolved if "precision" in given or device.type != "cuda" else replace(resolved, precision="bf16")
 
 
-def _continued(run: RunFolder, data: str, given: dict[str, Any], resume: bool) -> Settings:
+def _continued(
+    run: RunFolder, data: str, given: dict[str, Any], options: dict[str, Any], resume: bool, own: bool
+) -> Settings:
     """The settings of a run that is to be gone on with; what is given must not contradict them."""
     if not resume:
         raise MixMatchError(f"{run.path} holds a run already: go on with it with --resume, or choose another --out")
     before = settings_.from_dict(run.config()["settings"])
     flat = {**before.to_dict(), **before.method_settings}
-    known = {name: value for name, value in flat.items() if name not in ("data", "method_settings")}
+    apart = ("data", "data_options", "method_settings")
+    known = {name: value for name, value in flat.items() if name not in apart}
     if "method" in given and given["method"] != before.method:  # another method has other settings
         known = {}
-    now = settings_.resolve(data, {**known, **given})
-    different = settings_.differences(before, now)
+    now = settings_.resolve(data, {**known, **given}, own)
+    different = settings_.differences(before, replace(now, data_options={**before.data_options, **options}))
     if different:
         raise MixMatchError(
             f"{run.path} was made with other settings ({'; '.join(different)}): "

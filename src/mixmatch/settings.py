@@ -42,6 +42,8 @@ class Settings:
     """Whether images are flipped left to right at random."""
     precision: Precision = "fp32"
     eval_every: int = 1024
+    data_options: dict[str, Any] = field(default_factory=dict)
+    """How own data is read: labels_file, image_size."""
     method_settings: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,6 +62,17 @@ DATA_PRESETS: dict[str, dict[str, Any]] = {
     "stl10": {"labels": 1000, "valid": 1, "pad": 12, "flip": True, "network": "wrn-28-2-stl10"},
 }
 """What a data set asks for, whatever the method: its augmentation, network and protocol."""
+
+OWN: dict[str, Any] = {
+    "labels": "all",
+    "network": "wrn-auto",
+    "steps": 4096,
+    "ema_decay": 0.995,
+    "eval_every": 64,
+    "ramp": 1365,
+    "passes": "fused",
+}
+"""For a person's own images: a run of an afternoon on a laptop, with a ramp over a third of it."""
 
 METHOD_PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     ("digits", "mixmatch"): {"ramp": 333, "passes": "fused"},
@@ -97,19 +110,22 @@ METHOD_PRESETS: dict[tuple[str, str], dict[str, Any]] = {
 """What produced the paper's numbers (data set, method): settings of the run and of the method alike."""
 
 
-def resolve(data: str, given: Mapping[str, Any]) -> Settings:
+def resolve(data: str, given: Mapping[str, Any], own: bool = False) -> Settings:
     """The settings for a data set: the paper's, unless given. Names that are not settings are refused.
+
+    `own` data starts from `OWN` instead.
 
     >>> resolve("cifar10", {"labels": 4000}).method_settings["lambda_u"]
     75.0
     """
     method = given.get("method", "mixmatch")
     of_method = methods.settings_of(method)
-    of_run = {f.name for f in dataclasses.fields(Settings)} - {"data", "method_settings"}
+    of_run = {f.name for f in dataclasses.fields(Settings)} - {"data", "data_options", "method_settings"}
     for name in given:
         if name not in of_run and name not in of_method:
             raise unknown(f"setting of method '{method}'", name, [*of_run, *of_method])
-    values = {**of_method, **DATA_PRESETS.get(data, {}), **METHOD_PRESETS.get((data, method), {}), **given}
+    presets = OWN if own else {**DATA_PRESETS.get(data, {}), **METHOD_PRESETS.get((data, method), {})}
+    values = {**of_method, **presets, **given}
     settings = Settings(
         data=data,
         **{name: value for name, value in values.items() if name in of_run},

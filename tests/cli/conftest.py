@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +23,11 @@ ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "
 }
 
 
+def heed_interrupts() -> None:
+    """As for a command typed at a terminal: a shell that starts tests in the background has them ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Result(NamedTuple):
     code: int
     out: str
@@ -34,6 +40,7 @@ def start() -> Callable[..., subprocess.Popen[str]]:
 
     def start(*arguments: object, **options: object) -> subprocess.Popen[str]:
         given = {"env": ENVIRONMENT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+        given.setdefault("preexec_fn", heed_interrupts)
         return subprocess.Popen([sys.executable, "-m", "mixmatch", *map(str, arguments)], **given)
 
     return start

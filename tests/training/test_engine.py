@@ -580,6 +580,7 @@ def test_interrupted_over_and_over(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had the tests ignore it
     trainer = trainer_for(WithDropout)
     kill_in_evaluation(trainer, 0, times=2)
     with pytest.raises(KeyboardInterrupt):

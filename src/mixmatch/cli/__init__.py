@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mixmatch import __version__
-from mixmatch.cli import compare, data, evaluate, predict, reproduce, train
+from mixmatch.cli import compare, data, evaluate, pate, predict, reproduce, train
 from mixmatch.cli.options import ManyValues
 from mixmatch.errors import MixMatchError
 from mixmatch.training.engine import Interrupted
@@ -37,6 +37,7 @@ app.command()(predict.predict)
 app.command(cls=ManyValues)(reproduce.reproduce)
 app.command("results")(reproduce.results_page)
 app.add_typer(data.app)
+app.add_typer(pate.app)
 
 
 def _version(wanted: bool) -> None:

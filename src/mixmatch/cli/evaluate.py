@@ -9,8 +9,7 @@ from rich.table import Table
 
 from mixmatch import api
 from mixmatch.cli.options import DataDir, Device, Json, Run, Strict, console, print_json
-from mixmatch.data import load as load_data
-from mixmatch.data.split import make_split
+from mixmatch.errors import MixMatchError
 from mixmatch.settings import from_dict
 from mixmatch.training.run import RunFolder
 
@@ -30,8 +29,9 @@ def evaluate(
     """
     settings = from_dict(RunFolder(run).config()["settings"])
     classifier = api.load(run, device=device)
-    source = load_data(settings.data, data_dir, strict=strict)
-    split = make_split(source, settings.labels, settings.seed, settings.valid)
+    source, split, basis = api.open_data(settings, data_dir, strict=strict)
+    if len(split.test) == 0:
+        raise MixMatchError(f"{settings.data} has no test images: {basis}")
     labels = source.test.labels[split.test]
     predicted = classifier.predict_proba(source.test.images[split.test]).argmax(axis=1)
     wrong = predicted != labels

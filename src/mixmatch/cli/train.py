@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,15 +10,17 @@ import typer
 
 from mixmatch import api
 from mixmatch.cli.options import DataDir, Json, Strict, console, parse_labels, print_json
+from mixmatch.experiments.gain import gain
 from mixmatch.methods import METHODS
-from mixmatch.settings import from_dict
+from mixmatch.settings import Settings, from_dict
 from mixmatch.training.progress import Quiet, duration
 
+OWN = "Your own images"
 RUN, SETTINGS, METHOD = "Run", "Settings (default: what the paper used for this data set)", "Settings of the method"
 
 
 def train(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A data set; see [b]mixmatch data list[/b].")],
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A data set ([b]mixmatch data list[/b]) or a folder.")],
     method: Annotated[str | None, typer.Option(help=f"How to learn: {', '.join(METHODS)}.")] = None,
     labels: Annotated[str | None, typer.Option(metavar="N|all", help="How many images are labeled.")] = None,
     seed: Annotated[int | None, typer.Option(help="Decides who is labeled and every random draw.")] = None,
@@ -38,6 +41,13 @@ def train(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.", rich_help_panel=RUN)] = "auto",
     data_dir: DataDir = None,
     strict: Strict = False,
+    labels_file: Annotated[Path | None, typer.Option(help="A CSV of file and label.", rich_help_panel=OWN)] = None,
+    image_size: Annotated[
+        int | None, typer.Option(help="Pixels to resize to (default: chosen from the images).", rich_help_panel=OWN)
+    ] = None,
+    baseline: Annotated[
+        bool, typer.Option(help="Also train on the labels alone and tell the difference.", rich_help_panel=OWN)
+    ] = True,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.", rich_help_panel=RUN)] = False,
     as_json: Json = False,
     network: Annotated[str | None, typer.Option(help="wrn-28-2, wrn-28-large, ...", rich_help_panel=SETTINGS)] = None,
@@ -113,40 +123,55 @@ def train(
       mixmatch train cifar10 --out runs/cifar --resume
 
       mixmatch train svhn --method supervised --labels all --precision bf16
+
+      mixmatch train photos/ --out runs/photos      (photos/CLASS/* labeled, photos/unlabeled/*)
     """
-    run = (
-        "data",
-        "out",
-        "resume",
-        "checkpoint",
-        "checkpoint_every",
-        "device",
-        "data_dir",
-        "strict",
-        "quiet",
-        "as_json",
-    )
-    given: dict[str, Any] = {name: value for name, value in locals().items() if name not in ("run", *run)}
+    run = ("data", "out", "resume", "checkpoint", "checkpoint_every", "device", "data_dir", "strict")
+    own = ("labels_file", "image_size", "baseline")
+    given: dict[str, Any] = {
+        name: value for name, value in locals().items() if name not in (*run, *own, "run", "own", "quiet", "as_json")
+    }
     given["labels"] = parse_labels(labels)
-    record = api.train(
-        data,
-        out=out,
-        resume=resume,
-        checkpoint=checkpoint,
-        checkpoint_every=checkpoint_every,
-        device=device,
-        data_dir=data_dir,
-        strict=strict,
-        reporter=Quiet() if quiet else None,
-        **given,
-    )
+    common: dict[str, Any] = {
+        "resume": resume,
+        "checkpoint_every": checkpoint_every,
+        "device": device,
+        "data_dir": data_dir,
+        "strict": strict,
+        "labels_file": labels_file,
+        "image_size": image_size,
+        "reporter": Quiet() if quiet else None,
+    }
+    record = api.train(data, out=out, checkpoint=checkpoint, **common, **given)
+    settings = from_dict(record["settings"])
+    folder = out or api.default_folder(settings)
+    verdict = _judge(folder, settings, common, given, baseline) if api.is_own(data) else None
     if as_json:
-        print_json(record)
+        print_json(record if verdict is None else {**record, "verdict": verdict})
         return
-    folder = out or api.default_folder(from_dict(record["settings"]))
-    console().print(
-        f"test error [bold]{record['error']:.2f} %[/bold], the median of the last {record['median_of']} evaluations "
-        f"(last: {record['last_error']:.2f} %), after {record['steps']:,} steps and {duration(record['seconds'])}\n"
-        f"model: {folder / 'model.safetensors'}",
-        soft_wrap=True,
-    )
+    screen = console()
+    if record["error"] is not None:
+        screen.print(
+            f"test error [bold]{record['error']:.2f} %[/bold], the median of the last {record['median_of']} "
+            f"evaluations (last: {record['last_error']:.2f} %), after {record['steps']:,} steps and "
+            f"{duration(record['seconds'])}",
+            soft_wrap=True,
+        )
+    if verdict is not None:
+        screen.print(verdict, soft_wrap=True, markup=False)
+    screen.print(f"model: {folder / 'model.safetensors'}", soft_wrap=True)
+
+
+def _judge(folder: Path, settings: Settings, common: dict[str, Any], given: dict[str, Any], baseline: bool) -> str:
+    """One sentence on what the unlabeled images brought, from a second run on the labels alone."""
+    source, split, basis = api.open_data(settings)
+    judged = f"{basis[0].upper()}{basis[1:]}."
+    if len(split.test) == 0 or not baseline or settings.method.startswith("supervised"):
+        return judged
+    of_run = {f.name for f in dataclasses.fields(settings)}
+    alike = {name: value for name, value in given.items() if name in of_run}
+    options = {**common, "resume": True, **alike, "method": "supervised"}
+    api.train(settings.data, out=folder / "baseline", **options)
+    device = common["device"]
+    model, alone = api.load(folder, device=device), api.load(folder / "baseline", device=device)
+    return f"{gain(model, alone, source.test).sentence} {judged}"

@@ -48,8 +48,10 @@ class Source:
 
     def __post_init__(self) -> None:
         for name, part in (("train", self.train), ("test", self.test)):
-            if len(part) == 0:
+            if len(part) == 0 and part is self.train:
                 raise MixMatchError(f"{self.name} has no {name} images")
+            if len(part) == 0:
+                continue  # nothing to judge by, but something to learn from
             if part.labels.max() >= len(self.classes) or part.labels.min() < UNKNOWN:
                 raise MixMatchError(f"{self.name} has {name} labels outside 0 to {len(self.classes) - 1}")
         if self.train.images.shape[1:] != self.test.images.shape[1:]:

@@ -29,10 +29,12 @@ NETWORKS: dict[str, Plan] = {
     "wrn-28-2": Plan(WideResNet, {"filters": 32, "repeat": 4}),
     "wrn-28-large": Plan(WideResNet, {"filters": 135, "repeat": 4}),
     "wrn-28-2-stl10": Plan(WideResNet, {"filters": 32, "repeat": 4, "scales": 4}, (3, 96, 96)),
+    "wrn-auto": Plan(WideResNet, {"filters": 32, "repeat": 2, "momentum": 0.01}),
     "cnn13": Plan(ConvNet13, {"filters": 128}, smallest=12),
     "cnn13-32": Plan(ConvNet13, {"filters": 32}, smallest=12),
 }
-"""The networks with a name. `wrn-D-W` works for any depth D = 6n + 4 and width W too."""
+"""The networks with a name. `wrn-D-W` works for any depth D = 6n + 4 and width W too; `wrn-auto`, for own images,
+deepens with their size."""
 
 
 def build(name: str, num_classes: int, input_shape: tuple[int, ...] | None = None) -> nn.Module:
@@ -50,11 +52,18 @@ def build(name: str, num_classes: int, input_shape: tuple[int, ...] | None = Non
         raise MixMatchError(f"a classifier needs at least two classes, not {num_classes}")
     plan = NETWORKS.get(name) or _wide_resnet(name)
     shape = plan.shape if input_shape is None else input_shape
+    if name == "wrn-auto" and len(shape) == 3:
+        plan = plan._replace(arguments={**plan.arguments, "scales": _scales(min(shape[1:]))})
     if len(shape) != 3 or min(shape) < 1:
         raise MixMatchError(f"network '{name}' takes images of shape (channels, height, width), not {shape}")
     if min(shape[1:]) < plan.smallest:
         raise MixMatchError(f"network '{name}' takes images of at least {plan.smallest}x{plan.smallest}, not {shape}")
     return plan.kind(num_classes, in_channels=shape[0], **plan.arguments)
+
+
+def _scales(size: int) -> int:
+    """A larger image needs a deeper network: the last stage sees at most 15x15 pixels, and at least 4x4."""
+    return max(2, min(5, size.bit_length() - 3))
 
 
 def _wide_resnet(name: str) -> Plan:

@@ -178,12 +178,10 @@ class Trainer:
         if not torch.stack([p.isfinite().all() for p in self.model.network.parameters()]).all():
             raise NotFinite(self.step)
 
-    def evaluate(self, between: Callable[[], None] = lambda: None) -> tuple[Evaluation, Evaluation | None]:
-        """The averaged model on the test images and on the validation images."""
+    def evaluate(self, between: Callable[[], None] = lambda: None) -> tuple[Evaluation | None, Evaluation | None]:
+        """The averaged model on the test images and on the validation images, None where there are none."""
         test_labels = self.source.test.labels[self.split.test]
         test = evaluate(self.model, self._test_images, test_labels, self.device, between)
-        if test is None:
-            raise MixMatchError(f"{self.source.name} has no test images whose class is known")
         valid = None
         if len(self.split.valid):
             train = self.source.train
@@ -359,8 +357,7 @@ def fit(
                         test, valid = trainer.evaluate(between=stop.check)
                         record = {
                             "step": trainer.step,
-                            "test_error": test.error,
-                            "test_loss": test.loss,
+                            **({"test_error": test.error, "test_loss": test.loss} if test else {}),
                             **({"valid_error": valid.error, "valid_loss": valid.loss} if valid else {}),
                             **trainer.metrics(),
                             "seconds": round(seconds(), 3),

@@ -71,7 +71,7 @@ class Terminal:
         )
 
     def evaluated(self, record: Mapping[str, Any]) -> None:
-        self._error = f"[bold]error {record['test_error']:.2f} %[/bold]  "
+        self._error = f"[bold]error {record['test_error']:.2f} %[/bold]  " if "test_error" in record else ""
         self._bar.update(self._task, values=self._error + self._values)
 
     def close(self) -> None:
@@ -112,7 +112,8 @@ class Log:
             return
         losses = {name: value for name, value in record.items() if name.startswith("loss") or name == "confidence"}
         text = "  ".join(f"{name} {value:.4g}" for name, value in losses.items())
-        self._line(record["step"], f"{text}  error {record['test_error']:.2f} %")
+        error = f"  error {record['test_error']:.2f} %" if "test_error" in record else ""
+        self._line(record["step"], text + error)
 
     def close(self) -> None: ...
 

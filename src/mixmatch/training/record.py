@@ -20,8 +20,12 @@ from mixmatch.training.run import Record
 def make_record(
     settings: Settings, split: Split, metrics: list[Record], seconds: float, device: torch.device
 ) -> dict[str, Any]:
-    """`error` is the paper's number, in percent: the median of the last 20 evaluations, or of `median_of` if fewer."""
-    error, median_of = reported_error([m["test_error"] for m in metrics])
+    """`error` is the paper's number, in percent: the median of the last 20 evaluations, or of `median_of` if fewer.
+
+    It is None where there were no test images to judge by.
+    """
+    errors = [m["test_error"] for m in metrics if "test_error" in m]
+    error, median_of = reported_error(errors) if errors else (None, 0)
     return {
         "data": settings.data,
         "method": settings.method,
@@ -30,11 +34,11 @@ def make_record(
         "steps": settings.steps,
         "error": error,
         "median_of": median_of,
-        "last_error": metrics[-1]["test_error"],
+        "last_error": errors[-1] if errors else None,
         "seconds": round(seconds, 1),
         "settings": settings.to_dict(),
         "split": {"hash": split.hash, **split.counts()},
-        "curve": [{"step": m["step"], "error": m["test_error"]} for m in metrics],
+        "curve": [{"step": m["step"], "error": m["test_error"]} for m in metrics if "test_error" in m],
         "hardware": hardware(device),
         "versions": versions(),
     }

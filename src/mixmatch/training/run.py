@@ -48,7 +48,7 @@ class RunFolder:
         except OSError as error:
             raise MixMatchError(f"cannot write to {self.path}: {error.strerror}; choose another --out") from None
         with file:
-            if not _try_lock(file.fileno()):
+            if not try_lock(file.fileno()):
                 raise MixMatchError(f"another process is writing to {self.path}: wait for it or choose another --out")
             try:
                 yield
@@ -148,7 +148,7 @@ class RunFolder:
         return content
 
 
-def _try_lock(handle: int) -> bool:
+def try_lock(handle: int) -> bool:
     try:
         if os.name == "posix":
             import fcntl

@@ -1,0 +1,320 @@
+"""The budget: a file of what was asked, answered and charged, which no crash and no second process can make forget.
+
+A ledger is a file of JSON lines, only ever appended to. Its first line says which votes, mechanism and orders it is of.
+A query leaves two lines. "charge" is written and flushed to disk before any noise is drawn and reserves the cost of an
+answer; "answer" is written and flushed before the answer is given to anyone and settles what was spent. So a crash
+leaves either nothing (nothing was drawn), or a charge without an answer: it stays charged in full, and the query is
+answered under that charge, since nobody saw an answer. A line cut short by a crash is one that nothing followed from.
+
+The ledger is private: its charges are computed from the votes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mixmatch.errors import unknown
+from mixmatch.privacy import accountant
+from mixmatch.privacy.accountant import Accountant, Costs, Epsilon
+from mixmatch.privacy.checks import PrivacyError, check_delta, positive
+from mixmatch.privacy.mechanisms import Mechanism, Outcome, describe, noise_for
+from mixmatch.privacy.votes import Floats, Votes, array_sha256
+from mixmatch.training.checkpoint import sync_folder
+from mixmatch.training.run import try_lock
+
+FORMAT = 1
+BLOCK = 64
+SHOWN_ORDERS = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+
+
+class Budget(NamedTuple):
+    """What may be spent: epsilon at delta, by a way of charging, a bound and a conversion. None: no limit."""
+
+    max_epsilon: float | None
+    delta: float
+    charging: str = "realised"
+    bound: str = "data-dependent"
+    conversion: str = "classic"
+
+    def check(self) -> None:
+        check_delta(self.delta)
+        if self.max_epsilon is not None:
+            positive("max-epsilon", self.max_epsilon)
+        accountant.epsilons(np.zeros(1), np.array([2.0]), self.delta, self.conversion)
+        if self.charging not in accountant.CHARGING:
+            raise unknown("way of charging", self.charging, accountant.CHARGING)
+        if self.bound not in accountant.BOUNDS:
+            raise unknown("bound", self.bound, accountant.BOUNDS)
+
+
+class Ledger:
+    """One ledger file, held against other processes from opening to closing.
+
+    `outcomes` are the answers so far by row; `open_charges` the rows charged but not yet answered.
+    """
+
+    def __init__(self, path: Path, votes: Votes, mechanism: Mechanism, probabilities: Floats | None = None) -> None:
+        self.path, self.votes, self.mechanism, self.probabilities = path, votes, mechanism, probabilities
+        self.orders = accountant.default_orders(mechanism)
+        self.outcomes: dict[int, Outcome] = {}
+        self.open_charges: list[int] = []
+        self._settled = Accountant(mechanism, self.orders)
+        self._file = self._open()
+        try:
+            with self._writing():
+                self._load()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    def affordable(self, rows: Sequence[int], budget: Budget) -> int:
+        """How many of these queries, in order, surely stay within the budget, even if all of them are answered."""
+        if budget.max_epsilon is None:
+            return len(rows)
+        of = self._costs(rows, budget.bound)
+        worst = "all" if budget.charging == "realised" else budget.charging
+        totals = self.rdp(budget.charging, budget.bound) + accountant.charged(of, worst).cumsum(axis=0)
+        values = accountant.epsilons(totals, self.orders, budget.delta, budget.conversion).min(axis=1)
+        crossed = np.flatnonzero(values > budget.max_epsilon)
+        return int(crossed[0]) if len(crossed) else len(rows)
+
+    def reserve(self, rows: Sequence[int]) -> None:
+        """Charge queries, to disk, before any noise is drawn for them."""
+        for row in rows:
+            if row in self.outcomes or row in self.open_charges:
+                raise PrivacyError(f"query {row} is already in {self.path}")
+        of = self._costs(rows, "data-dependent")
+        rdp = accountant.charged(of, "all")
+        self._append([{"charge": row, "rdp": self._shown(rdp[i])} for i, row in enumerate(rows)])
+        self.open_charges.extend(rows)
+
+    def settle(self, outcomes: dict[int, Outcome]) -> None:
+        """Record answers to reserved queries, to disk, before anyone sees them. Refused ones cost the check alone."""
+        rows = list(outcomes)
+        for row in rows:
+            if row not in self.open_charges:
+                raise PrivacyError(f"query {row} is not reserved in {self.path}")
+        of = self._costs(rows, "data-dependent")
+        answered = np.array([outcome.by_teachers for outcome in outcomes.values()], dtype=bool)
+        rdp = accountant.charged(of, "realised", answered)
+        lines = []
+        for i, (row, outcome) in enumerate(outcomes.items()):
+            line: dict[str, Any] = {"answer": row, "label": outcome.label, "source": outcome.source}
+            lines.append(line | {"rdp": self._shown(rdp[i])})
+        self._append(lines)
+        self._add(outcomes)
+        self.outcomes.update(outcomes)
+        self.open_charges = [row for row in self.open_charges if row not in outcomes]
+
+    def epsilon(self, budget: Budget, charging: str | None = None, bound: str | None = None) -> Epsilon:
+        """What has been spent, by the budget's way of charging and bound or another."""
+        if not self.outcomes and not self.open_charges:
+            return Epsilon(0.0, float(self.orders[-1]))
+        rdp = self.rdp(charging or budget.charging, bound or budget.bound)
+        return accountant.to_epsilon(rdp, self.orders, budget.delta, budget.conversion)
+
+    def rdp(self, charging: str, bound: str = "data-dependent") -> Floats:
+        """The total so far at every order. A charge without an answer counts as answered."""
+        total = self._settled.rdp(charging, bound)
+        if not self.open_charges:
+            return total.copy()
+        worst = "all" if charging == "realised" else charging
+        return np.asarray(total + accountant.charged(self._costs(self.open_charges, bound), worst).sum(axis=0))
+
+    # -- the file --------------------------------------------------------------------------------------------------
+
+    def _header(self) -> dict[str, Any]:
+        return {
+            "ledger": FORMAT,
+            "votes_sha256": self.votes.sha256,
+            "queries": self.votes.queries,
+            "classes": self.votes.classes,
+            "teachers": self.votes.teachers,
+            **describe(self.mechanism),
+            "baseline_sha256": None if self.probabilities is None else array_sha256(self.probabilities),
+            "rdp_orders": [order for order in SHOWN_ORDERS if order in self.orders],
+        }
+
+    def _open(self) -> FileIO:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = self.path.open("ab+", buffering=0)
+        except OSError as error:
+            raise PrivacyError(f"cannot write {self.path}: {error.strerror}; choose another --ledger") from None
+        if not try_lock(file.fileno()):
+            file.close()
+            raise PrivacyError(f"another process is spending from {self.path}: wait for it to end")
+        return file
+
+    def _load(self) -> None:
+        """Read the ledger, check that it is this one's, and cut off a last line that a crash left unfinished."""
+        self._file.seek(0)
+        content = self._file.read()
+        end = content.rfind(b"\n") + 1
+        torn = bool(content[end:]) and not _is_whole(content[end:])
+        text = content[:end] if torn else content
+        lines = [self._parse(number, line) for number, line in enumerate(text.splitlines(), 1)]
+        if not lines and not content.startswith(b'{"ledger"'[: len(content)]):
+            raise PrivacyError(f"{self.path} is not a ledger: nothing was changed")
+        if lines:
+            self._check_header(lines[0])
+            for number, line in enumerate(lines[1:], 2):
+                self._replay(number, line)
+            self._add(self.outcomes)
+        if torn:
+            self._file.truncate(end)
+        elif text and not text.endswith(b"\n"):
+            self._write(b"\n")
+        if not lines:
+            self._append([self._header()])
+            sync_folder(self.path.parent)
+
+    def _parse(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise PrivacyError(f"line {number} of {self.path} is damaged: what was spent cannot be known from it")
+        return value
+
+    def _check_header(self, found: dict[str, Any]) -> None:
+        expected = self._header()
+        if found.get("ledger") != FORMAT:
+            raise PrivacyError(f"{self.path} is not a ledger of this version: nothing was changed")
+        if found.get("votes_sha256") != expected["votes_sha256"]:
+            raise PrivacyError(f"{self.path} is the ledger of other votes: give these their own with --ledger")
+        for key in ("mechanism", "parameters", "baseline_sha256"):
+            if found.get(key) != expected[key]:
+                raise PrivacyError(
+                    f"{self.path} was begun with {key} {json.dumps(found.get(key))}, not {json.dumps(expected[key])}: "
+                    "go on with the same"
+                )
+
+    def _replay(self, number: int, line: dict[str, Any]) -> None:
+        try:
+            if "charge" in line:
+                row = int(line["charge"])
+                if row in self.outcomes or row in self.open_charges or not 0 <= row < self.votes.queries:
+                    raise KeyError
+                self.open_charges.append(row)
+            else:
+                row, label, source = int(line["answer"]), int(line["label"]), str(line["source"])
+                if row not in self.open_charges or not -1 <= label < self.votes.classes:
+                    raise KeyError
+                self.open_charges.remove(row)
+                self.outcomes[row] = Outcome(label, source)
+        except (KeyError, TypeError, ValueError):
+            raise PrivacyError(
+                f"line {number} of {self.path} is damaged: what was spent cannot be known from it"
+            ) from None
+
+    def _append(self, lines: Sequence[dict[str, Any]]) -> None:
+        with self._writing():
+            self._write("".join(json.dumps(line) + "\n" for line in lines).encode())
+
+    def _write(self, content: bytes) -> None:
+        while content:
+            content = content[self._file.write(content) :]
+        os.fsync(self._file.fileno())
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise PrivacyError(f"cannot write {self.path} ({error.strerror or error}): make room and go on") from None
+
+    # -- totals ----------------------------------------------------------------------------------------------------
+
+    def _costs(self, rows: Sequence[int], bound: str) -> Costs:
+        chosen = list(rows)
+        probabilities = None if self.probabilities is None else self.probabilities[chosen]
+        return accountant.costs(self.mechanism, self.votes.counts[chosen], self.orders, probabilities, bound)
+
+    def _add(self, outcomes: dict[int, Outcome]) -> None:
+        rows = list(outcomes)
+        answered = np.array([outcome.by_teachers for outcome in outcomes.values()], dtype=bool)
+        probabilities = None if self.probabilities is None else self.probabilities[rows]
+        self._settled.charge(self.votes.counts[rows], answered, probabilities)
+
+    def _shown(self, rdp: Floats) -> list[float]:
+        return [float(rdp[np.flatnonzero(self.orders == order)[0]]) for order in SHOWN_ORDERS if order in self.orders]
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+class Labeled(NamedTuple):
+    """What came of some queries: their outcomes by row, and whether the budget ended it before the last."""
+
+    outcomes: dict[int, Outcome]
+    stopped: bool
+
+
+def answer_queries(
+    ledger: Ledger,
+    rows: Sequence[int],
+    budget: Budget,
+    seed: int | None = None,
+    *,
+    block: int = BLOCK,
+    released: Callable[[dict[int, Outcome]], None] | None = None,
+) -> Labeled:
+    """Answer queries by row number, in order, until the next one could cross the budget.
+
+    A row already in the ledger keeps its answer and costs nothing. Up to `block` queries share a write to disk;
+    `released` is called with the answers of each block once they are recorded. With a seed, the noise of a query is a
+    function of (seed, row), so an interrupted run goes on as it would have.
+    """
+    budget.check()
+    wanted = list(dict.fromkeys(int(row) for row in rows))
+    outside = [row for row in wanted if not 0 <= row < ledger.votes.queries]
+    if outside:
+        raise PrivacyError(f"query {outside[0]} is not in the votes (0..{ledger.votes.queries - 1})")
+    _answer_open(ledger, seed, released)
+    todo = [row for row in wanted if row not in ledger.outcomes]
+    while todo:
+        chosen = todo[:block]
+        chosen = chosen[: ledger.affordable(chosen, budget)]
+        if not chosen:
+            break
+        ledger.reserve(chosen)
+        _answer_open(ledger, seed, released)
+        todo = todo[len(chosen) :]
+    return Labeled({row: ledger.outcomes[row] for row in wanted if row in ledger.outcomes}, bool(todo))
+
+
+def _answer_open(ledger: Ledger, seed: int | None, released: Callable[[dict[int, Outcome]], None] | None) -> None:
+    if not ledger.open_charges:
+        return
+    outcomes = {}
+    for row in ledger.open_charges:
+        probabilities = None if ledger.probabilities is None else ledger.probabilities[row]
+        outcomes[row] = ledger.mechanism.answer(ledger.votes.counts[row], noise_for(seed, row), probabilities)
+    ledger.settle(outcomes)
+    if released is not None:
+        released(outcomes)

@@ -1,0 +1,299 @@
+"""What the teachers said: counts per query and class, read from `.npy`, `.npz` or CSV and checked.
+
+Only counts go further. Every check is made before anything is answered or charged.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mixmatch.errors import unknown
+from mixmatch.privacy.checks import PrivacyError
+
+Counts = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+FORMATS = ("counts", "labels")
+REFUSED = -1
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Votes:
+    """The votes of `teachers` teachers on N queries: `counts` (N, classes), each row summing to `teachers`."""
+
+    counts: Counts
+    teachers: int
+
+    @property
+    def queries(self) -> int:
+        return len(self.counts)
+
+    @property
+    def classes(self) -> int:
+        return int(self.counts.shape[1])
+
+    @property
+    def sha256(self) -> str:
+        """A hash of the votes themselves: the same whether they were read from .npy or from CSV."""
+        return array_sha256(self.counts.astype("<i8"))
+
+
+def from_counts(counts: npt.ArrayLike, teachers: int | None = None, *, name: str = "the votes") -> Votes:
+    """Votes from counts (N, classes). Rows must sum to the number of teachers.
+
+    >>> from_counts([[3, 0], [1, 2]]).teachers
+    3
+    """
+    whole = _whole_numbers(counts, name)
+    if whole.shape[1] < 2:
+        raise PrivacyError(f"{name}: one column; votes need a column for each of at least two classes")
+    if (whole < 0).any():
+        raise PrivacyError(f"{name}: row {_first((whole < 0).any(axis=1))} has a negative number of votes")
+    sums = whole.sum(axis=1)
+    if teachers is None:
+        values, times = np.unique(sums, return_counts=True)
+        expected = int(values[times.argmax()])
+    else:
+        expected = teachers
+    if (sums != expected).any():
+        row = _first(sums != expected)
+        hint = "" if teachers is not None else "; for a row of labels per teacher say --votes-format labels"
+        raise PrivacyError(f"{name}: row {row} sums to {sums[row]} votes, not to the {expected} teachers{hint}")
+    if expected < 1:
+        raise PrivacyError(f"{name}: no teacher voted")
+    return Votes(whole, expected)
+
+
+def from_labels(
+    labels: npt.ArrayLike, num_classes: int | None = None, teachers: int | None = None, *, name: str = "the votes"
+) -> Votes:
+    """Votes from one label per teacher and query (teachers, N). Classes are 0..num_classes-1.
+
+    >>> from_labels([[0, 1], [0, 0], [0, 1]]).counts.tolist()
+    [[3, 0], [1, 2]]
+    """
+    whole = _whole_numbers(labels, name)
+    if (whole < 0).any():
+        raise PrivacyError(f"{name}: teacher {_first((whole < 0).any(axis=1))} has a negative label")
+    classes = max(2, int(whole.max()) + 1) if num_classes is None else num_classes
+    if classes < 2:
+        raise PrivacyError(f"{classes} classes: votes need at least two")
+    if (whole >= classes).any():
+        raise PrivacyError(f"{name}: a label is {whole.max()}, but there are {classes} classes (0..{classes - 1})")
+    if teachers is not None and teachers != len(whole):
+        raise PrivacyError(f"{name}: {len(whole)} rows of labels, but {teachers} teachers")
+    queries = np.arange(whole.shape[1]) * classes
+    flat = np.bincount((whole + queries).ravel(), minlength=classes * whole.shape[1])
+    return Votes(flat.reshape(-1, classes).astype(np.int64), len(whole))
+
+
+def read_votes(
+    path: Path, votes_format: str = "counts", *, teachers: int | None = None, num_classes: int | None = None
+) -> Votes:
+    """Read a vote file: counts (N, classes), or labels (teachers, N) with `votes_format="labels"`."""
+    if votes_format not in FORMATS:
+        raise unknown("format of votes", votes_format, FORMATS)
+    matrix = read_matrix(path)
+    if votes_format == "labels":
+        return from_labels(matrix, num_classes, teachers, name=str(path))
+    votes = from_counts(matrix, teachers, name=str(path))
+    if num_classes is not None and num_classes != votes.classes:
+        raise PrivacyError(f"{path}: {votes.classes} columns, but {num_classes} classes")
+    return votes
+
+
+def read_probabilities(path: Path, votes: Votes) -> Floats:
+    """A student's class probabilities (N, classes), a row per query of the vote file."""
+    matrix = np.asarray(read_matrix(path), dtype=np.float64)
+    if matrix.shape != votes.counts.shape:
+        raise PrivacyError(f"{path}: shape {matrix.shape}, but the votes have {votes.counts.shape}")
+    if not np.isfinite(matrix).all() or (matrix < 0).any() or (np.abs(matrix.sum(axis=1) - 1) > 1e-3).any():
+        raise PrivacyError(f"{path}: every row must be probabilities that sum to 1")
+    return np.asarray(matrix / matrix.sum(axis=1, keepdims=True))
+
+
+def read_rows(path: Path, votes: Votes) -> npt.NDArray[np.int64]:
+    """Row numbers of queries, in the order they are asked."""
+    rows = read_integers(path)
+    if not len(rows):
+        raise PrivacyError(f"{path}: no row numbers")
+    outside = (rows < 0) | (rows >= votes.queries)
+    if outside.any():
+        raise PrivacyError(f"{path}: row {rows[_first(outside)]} is not in the votes (0..{votes.queries - 1})")
+    return rows
+
+
+class Answers(NamedTuple):
+    """What was answered to some queries: labels (-1: refused) and whether the teachers' noisy vote gave them.
+
+    With Interactive-GNMax a student may keep its own label; that answer is free.
+    """
+
+    labels: npt.NDArray[np.int64]
+    by_teachers: npt.NDArray[np.bool_]
+
+
+def read_answers(path: Path, votes: Votes, rows: npt.NDArray[np.int64]) -> Answers:
+    """The answers to the queries `rows`: a label for each row of the vote file, or for each of these queries.
+
+    JSON (`{"label": [...]}` or a list), `.npy`, CSV of labels, or CSV with the columns query and label.
+    """
+    by_row = _answers_by_row(path)
+    if by_row is not None:
+        missing = [row for row in rows.tolist() if row not in by_row]
+        if missing:
+            raise PrivacyError(f"{path}: no answer to query {missing[0]}")
+        labels = np.array([by_row[row][0] for row in rows.tolist()], dtype=np.int64)
+        kept = np.array([by_row[row][1] == "student" for row in rows.tolist()], dtype=bool)
+    else:
+        labels = read_integers(path)
+        if len(labels) not in (votes.queries, len(rows)):
+            raise PrivacyError(
+                f"{path}: {len(labels)} answers, but there are {votes.queries} rows of votes and {len(rows)} queries"
+            )
+        kept = np.isin(rows, _kept_rows(path))
+        labels = labels[rows] if len(labels) == votes.queries else labels
+    if ((labels < REFUSED) | (labels >= votes.classes)).any():
+        raise PrivacyError(f"{path}: answers must be -1 (refused) or a class 0..{votes.classes - 1}")
+    return Answers(labels, (labels != REFUSED) & ~kept)
+
+
+def read_labels(path: Path, votes: Votes) -> npt.NDArray[np.int64]:
+    """The true classes, one for each row of the vote file."""
+    labels = read_integers(path)
+    if len(labels) != votes.queries:
+        raise PrivacyError(f"{path}: {len(labels)} labels, but {votes.queries} rows of votes")
+    if ((labels < 0) | (labels >= votes.classes)).any():
+        raise PrivacyError(f"{path}: labels must be classes 0..{votes.classes - 1}")
+    return labels
+
+
+def read_integers(path: Path) -> npt.NDArray[np.int64]:
+    """A list of whole numbers from `.npy`, `.npz`, JSON or text."""
+    if path.suffix == ".json":
+        content = _open(path, lambda: json.loads(path.read_text()))
+        values = content.get("label", content.get("labels")) if isinstance(content, dict) else content
+        if not isinstance(values, list) or not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
+            raise PrivacyError(f'{path}: it must hold a list of whole numbers, or {{"label": [...]}}')
+        return np.array(values, dtype=np.int64)
+    matrix = read_matrix(path, dimensions=(1, 2))
+    if matrix.ndim == 2 and 1 not in matrix.shape:
+        raise PrivacyError(f"{path}: shape {matrix.shape}, not a list of whole numbers")
+    return _whole_numbers(matrix.reshape(-1, 1), str(path)).ravel()
+
+
+def read_matrix(path: Path, dimensions: tuple[int, ...] = (2,)) -> npt.NDArray[Any]:
+    """A matrix of numbers from `.npy`, `.npz` (its only array) or CSV (a header line is skipped). No pickles."""
+    if path.suffix in (".npy", ".npz"):
+        matrix = _open(path, lambda: _load_numpy(path))
+    else:
+        matrix = _open(path, lambda: _load_csv(path))
+    if matrix.ndim not in dimensions or not matrix.size:
+        raise PrivacyError(f"{path}: shape {matrix.shape}, not a matrix of numbers")
+    if not (np.issubdtype(matrix.dtype, np.integer) or np.issubdtype(matrix.dtype, np.floating)):
+        raise PrivacyError(f"{path}: {matrix.dtype} values, not numbers")
+    return matrix
+
+
+def array_sha256(array: npt.NDArray[Any]) -> str:
+    """A hash of shape and values."""
+    digest = hashlib.sha256(repr(array.shape).encode())
+    digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _load_numpy(path: Path) -> npt.NDArray[Any]:
+    loaded = np.load(path, allow_pickle=False)
+    if isinstance(loaded, np.ndarray):
+        return loaded
+    with loaded:
+        if len(loaded.files) != 1:
+            raise PrivacyError(f"{path}: it holds {len(loaded.files)} arrays ({', '.join(loaded.files)}), not one")
+        return np.asarray(loaded[loaded.files[0]])
+
+
+def _load_csv(path: Path) -> npt.NDArray[np.float64]:
+    with path.open(newline="") as file:
+        lines = [(number, line) for number, line in enumerate(csv.reader(file), 1) if any(map(str.strip, line))]
+    if lines and not any(_is_number(cell) for cell in lines[0][1]):
+        lines = lines[1:]
+    rows = []
+    for number, line in lines:
+        if not all(_is_number(cell) for cell in line) or len(line) != len(lines[0][1]):
+            raise PrivacyError(f"{path}: line {number} is not {len(lines[0][1])} numbers")
+        rows.append([float(cell) for cell in line])
+    return np.array(rows, dtype=np.float64)
+
+
+def _answers_by_row(path: Path) -> dict[int, tuple[int, str]] | None:
+    """Answers of a CSV with the columns query and label (and source), if it is one."""
+    if path.suffix == ".json" or path.suffix in (".npy", ".npz"):
+        return None
+
+    def load() -> dict[int, tuple[int, str]] | None:
+        with path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            if not {"query", "label"} <= set(reader.fieldnames or ()):
+                return None
+            return {int(line["query"]): (int(line["label"]), line.get("source") or "") for line in reader}
+
+    return _open(path, load)
+
+
+def _kept_rows(path: Path) -> list[int]:
+    """Rows whose label the student gave itself, as `pate label` writes them."""
+    if path.suffix != ".json":
+        return []
+    content = json.loads(path.read_text())
+    return list(content.get("kept", [])) if isinstance(content, dict) else []
+
+
+def _open(path: Path, load: Callable[[], T]) -> T:
+    try:
+        return load()
+    except FileNotFoundError:
+        raise PrivacyError(f"{path} does not exist") from None
+    except PrivacyError:
+        raise
+    except OSError as error:
+        raise PrivacyError(f"{path} cannot be read: {error.strerror or error}") from None
+    except Exception as error:  # a damaged file makes NumPy, zipfile and json raise all sorts
+        raise PrivacyError(f"{path} cannot be read: {' '.join(str(error).split()) or type(error).__name__}") from None
+
+
+def _whole_numbers(values: npt.ArrayLike, name: str) -> Counts:
+    given = np.asarray(values)
+    if given.ndim != 2 or not given.size:
+        raise PrivacyError(f"{name}: shape {given.shape}, not a matrix of votes")
+    numbers = given.astype(np.float64)
+    if not np.isfinite(numbers).all():
+        raise PrivacyError(f"{name}: row {_first(~np.isfinite(numbers).all(axis=1))} has a value that is not a number")
+    whole = numbers == np.rint(numbers)
+    if not whole.all():
+        row = _first(~whole.all(axis=1))
+        value = numbers[row][~whole[row]][0]
+        raise PrivacyError(f"{name}: row {row} has the value {value:g}; votes are whole numbers")
+    if (np.abs(numbers) > 2**53).any():
+        raise PrivacyError(f"{name}: a value is too large")
+    return given.astype(np.int64)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _first(mask: Any) -> int:
+    return int(np.argmax(mask))

@@ -1,0 +1,89 @@
+"""A folder of images in, a classifier, a verdict and predictions out, by the command line alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+FAST = ["--steps", "12", "--eval-every", "6", "--batch-size", "8", "--network", "wrn-small", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """120 digits of three classes in mixed sizes, modes and formats, 80 of them unlabeled, one file damaged."""
+    folder = tmp_path_factory.mktemp("own") / "photos"
+    digits = load_digits(n_class=3)
+    for i in range(160):
+        image = Image.fromarray((digits.images[i] * 15.9).astype(np.uint8)).resize((32 + i % 5, 32 + i % 3))
+        image = image.convert(("L", "RGB", "RGBA", "P")[i % 4])
+        where = folder / (f"digit {digits.target[i]}" if i < 80 else "unlabeled")
+        where.mkdir(parents=True, exist_ok=True)
+        image.save(where / f"{i}.{'png' if i % 4 > 1 else ('jpg', 'webp')[i % 2]}")
+    (folder / "unlabeled" / "damaged.png").write_bytes(b"no image")
+    return folder
+
+
+def test_train_judge_evaluate_predict(call, photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = call("train", str(photos), "--out", str(out), "--json", *FAST)
+    assert result.code == 0, result.err
+    record = json.loads(result.out)
+    assert record["split"]["unlabeled"] == 80
+    assert record["split"]["labeled"] + record["split"]["test"] == 80
+    assert record["settings"]["pad"] == 4  # an eighth of 32
+    assert "% test error with the labels alone" in record["verdict"]
+    assert "labeled images held out" in record["verdict"]
+    assert json.loads((out / "baseline" / "result.json").read_text())["method"] == "supervised"
+
+    result = call(
+        "train", str(photos), "--out", str(out), "--resume", *FAST
+    )  # finished: the verdict again, no training
+    assert result.code == 0, result.err
+    assert record["verdict"] in result.out.replace("\n", " ")
+
+    evaluated = json.loads(call("evaluate", str(out), "--json").out)
+    assert evaluated["error"] == pytest.approx(record["last_error"])
+    predictions = json.loads(call("predict", str(out), str(photos / "digit 1"), "--json").out)
+    assert {row["class"] for row in predictions} <= {"digit 0", "digit 1", "digit 2"}
+    assert len(predictions) == len(list((photos / "digit 1").iterdir()))
+
+
+def test_too_few_labels_say_so_and_train_all_the_same(call, photos: Path, tmp_path: Path) -> None:
+    few = tmp_path / "few.csv"
+    files = [sorted((photos / f"digit {c}").iterdir())[i] for c in range(3) for i in range(2)]
+    few.write_text("file,label\n" + "".join(f"{file.relative_to(photos)},{file.parent.name}\n" for file in files))
+    options = [*FAST, "--labels-file", str(few)]
+    result = call("train", str(photos), "--out", str(tmp_path / "run"), *options)
+    assert result.code == 0, result.err
+    assert "Too few labels to judge" in result.out
+    assert not (tmp_path / "run" / "baseline").exists()
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["error"] is None
+    result = call("evaluate", str(tmp_path / "run"))
+    assert result.code == 2
+    assert "no test images" in result.err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--labels", "20"], "all its labels"),
+        (["--image-size", "100000"], "image size 100000"),
+        (["--labels-file", "x"], "x"),
+    ],
+)
+def test_refused(call, photos: Path, tmp_path: Path, options: list[str], says: str) -> None:
+    result = call("train", str(photos), "--out", str(tmp_path / "run"), *FAST, *options)
+    assert result.code == 2
+    assert says in result.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_options_for_own_images_are_refused_for_others(call, tmp_path: Path) -> None:
+    result = call("train", "digits", "--out", str(tmp_path / "run"), "--image-size", "32")
+    assert result.code == 2
+    assert "image_size" in result.err

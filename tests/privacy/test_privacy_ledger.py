@@ -1,0 +1,400 @@
+"""The ledger: crashes at every point, second processes, torn and foreign files. No charge lost, no budget crossed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from mixmatch.errors import MixMatchError
+from mixmatch.privacy import ledger as module
+from mixmatch.privacy.accountant import Accountant
+from mixmatch.privacy.ledger import Budget, Ledger, answer_queries
+from mixmatch.privacy.mechanisms import ConfidentGNMax, GNMax, InteractiveGNMax, LNMax
+from mixmatch.privacy.votes import from_counts
+
+VOTES = from_counts(np.random.default_rng(0).multinomial(100, [0.25, 0.2, 0.2, 0.2, 0.15], size=60))
+MECHANISM = ConfidentGNMax(30, 20, 15)
+BUDGET = Budget(3.0, 1e-5)
+OPEN = Budget(None, 1e-5)
+posix = pytest.mark.skipif(os.name != "posix", reason="forks and kills processes")
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def recount(path, votes=VOTES, mechanism=MECHANISM):
+    """What a ledger file says was spent, counted from its lines alone, with open charges as answered."""
+    answers = {line["answer"]: line["source"] == "teachers" for line in lines(path) if "answer" in line}
+    rows = [line["charge"] for line in lines(path) if "charge" in line]
+    book = Accountant(mechanism)
+    if rows:
+        book.charge(votes.counts[rows], np.array([answers.get(row, True) for row in rows]))
+    return book
+
+
+def test_answers_and_charges_are_recorded(tmp_path):
+    path = tmp_path / "l.jsonl"
+    with Ledger(path, VOTES, MECHANISM) as book:
+        result = answer_queries(book, range(20), OPEN)
+        spent = book.epsilon(OPEN)
+        assert len(result.outcomes) == 20
+        assert not result.stopped
+    found = lines(path)
+    assert found[0]["votes_sha256"] == VOTES.sha256
+    assert found[0]["parameters"] == {"threshold": 30, "sigma1": 20, "sigma2": 15}
+    assert [line["charge"] for line in found if "charge" in line] == list(range(20))
+    assert {line["answer"]: line["label"] for line in found if "answer" in line} == {
+        row: outcome.label for row, outcome in result.outcomes.items()
+    }
+    assert "seed" not in path.read_text()
+    assert spent.value == pytest.approx(recount(path).epsilon(1e-5, "realised").value, rel=1e-12)
+    # Charges as written, at order 2: the check alone where refused, check and answer where answered.
+    for line in found:
+        if "answer" in line:
+            check = 2 / (2 * 20**2)
+            assert line["rdp"][0] == pytest.approx(check) or (line["source"] == "teachers" and line["rdp"][0] > check)
+
+
+@pytest.mark.parametrize("charging", ["expected", "realised", "all"])
+@pytest.mark.parametrize("bound", ["data-dependent", "data-independent"])
+@pytest.mark.parametrize("conversion", ["classic", "improved"])
+def test_the_budget_is_never_crossed_and_used_up(tmp_path, charging, bound, conversion):
+    budget = Budget(2.0, 1e-5, charging, bound, conversion)
+    with Ledger(tmp_path / "l.jsonl", VOTES, MECHANISM) as book:
+        result = answer_queries(book, range(60), budget, seed=1, block=7)
+        spent = book.epsilon(budget).value
+        assert result.stopped
+        assert 0 < len(result.outcomes) < 60
+        assert spent <= 2.0
+        # The next one could have crossed it.
+        following = len(result.outcomes)
+        worst = Accountant(MECHANISM)
+        rows = list(range(following + 1))
+        answered = np.array([result.outcomes[row].by_teachers for row in rows[:-1]] + [True])
+        worst.charge(VOTES.counts[rows], answered)
+        assert worst.epsilon(1e-5, charging, bound, conversion).value > 2.0
+
+
+def test_a_budget_too_small_answers_nothing_and_charges_nothing(tmp_path):
+    with Ledger(tmp_path / "l.jsonl", VOTES, MECHANISM) as book:
+        result = answer_queries(book, range(60), Budget(0.01, 1e-5))
+        assert result == ({}, True)
+        assert book.epsilon(OPEN).value == 0
+    assert len(lines(tmp_path / "l.jsonl")) == 1
+
+
+def test_going_on_costs_only_what_is_new(tmp_path):
+    path = tmp_path / "l.jsonl"
+    with Ledger(path, VOTES, MECHANISM) as book:
+        first = answer_queries(book, range(10), OPEN).outcomes
+        spent = book.epsilon(OPEN)
+    before = path.read_bytes()
+    with Ledger(path, VOTES, MECHANISM) as book:
+        assert answer_queries(book, [*range(10), 3, 3], OPEN).outcomes == first
+        assert book.epsilon(OPEN).value == pytest.approx(spent.value)
+        assert path.read_bytes() == before
+        more = answer_queries(book, range(15), OPEN).outcomes
+        assert {row: more[row] for row in range(10)} == first
+    assert path.read_bytes().startswith(before)
+    assert Counter(line["charge"] for line in lines(path) if "charge" in line) == Counter(range(15))
+
+
+def test_block_size_and_interruption_do_not_change_seeded_answers(tmp_path):
+    whole = []
+    for name, blocks in {"a": [(60, 64)], "b": [(60, 1)], "c": [(13, 5), (41, 64), (60, 3)]}.items():
+        for end, block in blocks:
+            with Ledger(tmp_path / name, VOTES, MECHANISM) as book:
+                result = answer_queries(book, range(end), OPEN, seed=5, block=block)
+        whole.append(result.outcomes)
+    assert whole[0] == whole[1] == whole[2]
+
+
+def in_a_process(work):
+    """Run `work` in a forked process; the number of the signal that ended it, 0 if it came to its end."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc(file=sys.__stderr__)
+            os._exit(1)
+    status = os.waitpid(child, 0)[1]
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else -os.WEXITSTATUS(status)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def spend_until(path, public, write, fraction):
+    """Answer all queries in blocks of 4, but be killed at the `write`-th write to the ledger, part of it done."""
+    real, count = Ledger._write, 0
+
+    def failing(self, content):
+        nonlocal count
+        count += 1
+        if count == write:
+            part = content[: round(len(content) * fraction)]
+            if part:
+                real(self, part)
+            die()
+        real(self, content)
+
+    def published(outcomes):
+        for row, outcome in outcomes.items():
+            os.write(public, f"{row} {outcome.label}\n".encode())
+
+    Ledger._write = failing
+    with Ledger(path, VOTES, MECHANISM) as book:
+        answer_queries(book, range(60), BUDGET, block=4, released=published)
+
+
+@posix
+@pytest.mark.parametrize("fraction", [0, 0.1, 0.5, 0.97, 1])
+def test_killed_at_every_write(tmp_path, fraction):
+    """SIGKILL in the middle of every write, again and again on one ledger, each time going on from what is left."""
+    path, seen = tmp_path / "l.jsonl", tmp_path / "seen"
+    public = os.open(seen, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    charged_before, kills = 0.0, 0
+    for write in (1, 1, 2, 2, 3, 3, 4, 5, 2, 3):
+        ended = in_a_process(lambda write=write: spend_until(path, public, write, fraction))
+        assert ended in (signal.SIGKILL, 0)
+        kills += ended == signal.SIGKILL
+        # Whatever the world has seen is in the ledger, with its charge.
+        with Ledger(path, VOTES, MECHANISM) as book:
+            for line in seen.read_text().splitlines():
+                row, label = map(int, line.split())
+                assert book.outcomes[row].label == label
+            charged = book.rdp("all")[10]
+            assert charged >= charged_before - 1e-15
+            charged_before = charged
+            assert book.epsilon(BUDGET).value <= 3.0
+    assert kills >= 8
+    with Ledger(path, VOTES, MECHANISM) as book:
+        result = answer_queries(book, range(60), BUDGET)
+        assert book.epsilon(BUDGET).value == pytest.approx(recount(path).epsilon(1e-5, "realised").value)
+        assert book.epsilon(BUDGET).value <= 3.0
+        assert not book.open_charges
+    every = Counter(line["answer"] for line in lines(path) if "answer" in line)
+    assert max(every.values()) == 1
+    assert max(Counter(line["charge"] for line in lines(path) if "charge" in line).values()) == 1
+    for line in seen.read_text().splitlines():
+        row, label = map(int, line.split())
+        assert result.outcomes[row].label == label
+    assert Counter(line.split()[0] for line in seen.read_text().splitlines()).most_common(1)[0][1] == 1
+    os.close(public)
+
+
+@posix
+def test_killed_after_drawing_before_recording(tmp_path):
+    """The charge stays, in full, though nobody saw an answer."""
+    path = tmp_path / "l.jsonl"
+
+    def draw_and_die():
+        Ledger.settle = lambda *_: die()
+        with Ledger(path, VOTES, MECHANISM) as book:
+            answer_queries(book, range(5), BUDGET)
+
+    assert in_a_process(draw_and_die) == signal.SIGKILL
+    with Ledger(path, VOTES, MECHANISM) as book:
+        assert book.open_charges == list(range(5))
+        assert book.rdp("realised") == pytest.approx(book.rdp("all"))
+        full = Accountant(MECHANISM)
+        full.charge(VOTES.counts[:5])
+        assert book.epsilon(BUDGET).value == pytest.approx(full.epsilon(1e-5, "all").value)
+        answer_queries(book, range(5), BUDGET)
+        assert sorted(book.outcomes) == list(range(5))
+    assert [line["charge"] for line in lines(path) if "charge" in line] == list(range(5))
+
+
+@pytest.mark.parametrize("cut", range(1, 60, 7))
+def test_a_torn_last_line_forgets_no_charge(tmp_path, cut):
+    path = tmp_path / "l.jsonl"
+    with Ledger(path, VOTES, MECHANISM) as book:
+        first = answer_queries(book, range(8), OPEN).outcomes
+        spent = book.rdp("realised")
+    path.write_bytes(path.read_bytes()[:-cut])
+    with Ledger(path, VOTES, MECHANISM) as book:
+        assert (book.rdp("realised") >= spent * (1 - 1e-12)).all()
+        if cut == 1:  # only the end of the line is missing
+            assert book.outcomes == first
+        else:
+            assert book.open_charges == [7]
+        again = answer_queries(book, range(8), OPEN).outcomes
+        assert {row: again[row] for row in range(7)} == {row: first[row] for row in range(7)}
+    assert all(line.endswith("\n") for line in path.read_text().splitlines(keepends=True))
+    assert len(lines(path)) == 1 + 8 + 8
+
+
+@posix
+def test_a_second_process_is_refused_until_the_first_ends(tmp_path):
+    path = tmp_path / "l.jsonl"
+    ready_out, ready_in = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with Ledger(path, VOTES, MECHANISM) as book:
+            answer_queries(book, range(3), OPEN)
+            os.write(ready_in, b"x")
+            time.sleep(60)
+        os._exit(1)
+    try:
+        os.read(ready_out, 1)
+        before = path.read_bytes()
+        (tmp_path / "link.jsonl").symlink_to(path)
+        for name in (path, tmp_path / "link.jsonl"):
+            with pytest.raises(MixMatchError, match="another process is spending"):
+                Ledger(name, VOTES, MECHANISM)
+        assert path.read_bytes() == before
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    with Ledger(path, VOTES, MECHANISM) as book:
+        assert sorted(book.outcomes) == [0, 1, 2]
+
+
+@posix
+def test_many_processes_together_spend_one_budget(tmp_path):
+    path = tmp_path / "l.jsonl"
+
+    def spend():
+        for _ in range(400):
+            try:
+                with Ledger(path, VOTES, MECHANISM) as book:
+                    asked = len(book.outcomes)
+                    if answer_queries(book, range(asked + 2), BUDGET).stopped:
+                        return
+            except MixMatchError as error:
+                if "another process" not in str(error):
+                    raise
+
+    children = []
+    for _ in range(4):
+        child = os.fork()
+        if child == 0:
+            try:
+                spend()
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc(file=sys.__stderr__)
+                os._exit(1)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    assert recount(path).epsilon(1e-5, "realised").value <= 3.0
+    assert max(Counter(line["charge"] for line in lines(path) if "charge" in line).values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("votes", "mechanism", "message"),
+    [
+        (from_counts(VOTES.counts[::-1]), MECHANISM, "ledger of other votes"),
+        (from_counts(VOTES.counts[:-1]), MECHANISM, "ledger of other votes"),
+        (VOTES, ConfidentGNMax(30, 20, 16), "was begun with parameters"),
+        (VOTES, GNMax(15), "was begun with mechanism"),
+        (VOTES, LNMax(0.1), "was begun with mechanism"),
+    ],
+)
+def test_a_ledger_of_something_else_is_refused(tmp_path, votes, mechanism, message):
+    path = tmp_path / "l.jsonl"
+    with Ledger(path, VOTES, MECHANISM) as book:
+        answer_queries(book, range(3), OPEN)
+    before = path.read_bytes()
+    with pytest.raises(MixMatchError, match=message) as error:
+        Ledger(path, votes, mechanism)
+    assert "\n" not in str(error.value)
+    assert path.read_bytes() == before
+
+
+def test_another_students_ledger_is_refused(tmp_path):
+    mechanism = InteractiveGNMax(10, 20, 15)
+    students = [np.random.default_rng(seed).dirichlet(np.ones(5), size=60) for seed in (1, 2)]
+    with Ledger(tmp_path / "l.jsonl", VOTES, mechanism, students[0]) as book:
+        result = answer_queries(book, range(60), OPEN, seed=3)
+        assert {outcome.source for outcome in result.outcomes.values()} >= {"teachers", ""}
+        charged = Accountant(mechanism)
+        answered = np.array([outcome.by_teachers for outcome in result.outcomes.values()])
+        charged.charge(VOTES.counts, answered, students[0])
+        assert book.epsilon(OPEN).value == pytest.approx(charged.epsilon(1e-5, "realised").value)
+    with pytest.raises(MixMatchError, match="baseline_sha256"):
+        Ledger(tmp_path / "l.jsonl", VOTES, mechanism, students[1])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text.replace('"charge": 1,', '"chrage": 1,', 1),
+        lambda text: text.replace('{"answer": 0', '{"answer": 1', 1),
+        lambda text: text.replace('{"charge": 2', '{"charge": 0', 1),
+        lambda text: text.replace('{"charge": 2', '{"charge": 99', 1),
+        lambda text: text.replace('{"charge": 2', "charge", 1),
+        lambda text: "\n" + text,
+    ],
+)
+def test_a_damaged_ledger_is_refused_and_left_alone(tmp_path, damage):
+    path = tmp_path / "l.jsonl"
+    with Ledger(path, VOTES, MECHANISM) as book:
+        answer_queries(book, range(4), OPEN)
+    path.write_text(damage(path.read_text()))
+    before = path.read_bytes()
+    with pytest.raises(MixMatchError, match="damaged"):
+        Ledger(path, VOTES, MECHANISM)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"hello", b"hello\n", b'{"a": 1}', b'{"a": 1}\n', b"\x93NUMPY"])
+def test_any_other_file_is_left_alone(tmp_path, content):
+    path = tmp_path / "l.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(MixMatchError):
+        Ledger(path, VOTES, MECHANISM)
+    assert path.read_bytes() == content
+
+
+def test_a_full_disk_is_one_line_and_forgets_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "l.jsonl"
+    with Ledger(path, VOTES, MECHANISM) as book:
+        answer_queries(book, range(4), OPEN)
+        spent = book.rdp("realised")
+
+        def full(handle):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(module.os, "fsync", full)
+        with pytest.raises(MixMatchError, match="No space left"):
+            answer_queries(book, range(8), OPEN)
+        monkeypatch.undo()
+    with Ledger(path, VOTES, MECHANISM) as book:
+        assert (book.rdp("realised") >= spent).all()
+
+
+def test_what_cannot_be_asked(tmp_path):
+    with Ledger(tmp_path / "l.jsonl", VOTES, MECHANISM) as book:
+        for budget, rows, message in [
+            (Budget(0.0, 1e-5), [0], "max-epsilon is 0"),
+            (Budget(-1.0, 1e-5), [0], "max-epsilon is -1"),
+            (Budget(1.0, 0.0), [0], "delta is 0"),
+            (Budget(1.0, 1e-5, "some"), [0], "unknown way of charging"),
+            (Budget(1.0, 1e-5, "all", "loose"), [0], "unknown bound"),
+            (Budget(1.0, 1e-5, "all", "data-dependent", "new"), [0], "unknown conversion"),
+            (OPEN, [60], "query 60 is not in the votes"),
+            (OPEN, [-1], "query -1 is not in the votes"),
+        ]:
+            with pytest.raises(MixMatchError, match=message):
+                answer_queries(book, rows, budget)
+        assert not book.outcomes
+    assert len(lines(tmp_path / "l.jsonl")) == 1
+
+
+def test_a_ledger_that_cannot_be_written(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(MixMatchError, match="choose another --ledger"):
+        Ledger(tmp_path / "folder", VOTES, MECHANISM)
