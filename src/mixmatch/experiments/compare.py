@@ -59,29 +59,30 @@ def plot(records: Sequence[Record], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
-    for color, method in zip(COLORS, dict.fromkeys(record["method"] for record in records), strict=False):
+    methods = list(dict.fromkeys(record["method"] for record in records))
+    ends = []
+    for color, method in zip(COLORS, methods, strict=False):
         group = [record for record in records if record["method"] == method]
         curves, error = [record["curve"] for record in group], statistics.mean(record["error"] for record in group)
         steps = [point["step"] for point in curves[0]]
         for curve in curves:
-            axes.plot(steps, [point["error"] for point in curve], color=color, linewidth=0.7, alpha=0.45)
+            axes.plot(steps, [point["error"] for point in curve], color=color, linewidth=0.7, alpha=0.35)
         mean = [statistics.mean(curve[i]["error"] for curve in curves) for i in range(len(steps))]
         axes.plot(steps, mean, color=color, linewidth=2.2)
+        ends.append((mean[-1], f"{method} {error:.1f} %", color))
+    axes.set_ylim(bottom=0)
+    gap, place = 0.055 * axes.get_ylim()[1], -1.0
+    for end, text, color in sorted(ends):  # from below, each at least a line above the one before
+        place = max(end, place + gap)
+        at = (1.01, place)
         axes.annotate(
-            f"{method} {error:.1f} %",
-            (steps[-1], mean[-1]),
-            xytext=(6, 0),
-            textcoords="offset points",
-            color=color,
-            va="center",
-            fontweight="bold",
+            text, at, xycoords=("axes fraction", "data"), color=color, va="center", fontweight="bold",
             annotation_clip=False,
-        )
+        )  # fmt: skip
     first = records[0]
     axes.set_title(f"{first['data']}, {first['split']['labeled']:,} labels", loc="left")
     axes.set(xlabel="steps", ylabel="test error, %")
-    axes.set_ylim(bottom=0)
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, max(point["step"] for point in first["curve"]))
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
