@@ -95,6 +95,10 @@ def train(
             return finished
         if wanted.network.startswith("custom:") and network is None:
             raise MixMatchError(f"{run.path} is of a network of your own, {wanted.network[7:]}: pass it to train()")
+    elif run.path.is_dir() and any(not entry.name.startswith(".") for entry in run.path.iterdir()):
+        raise MixMatchError(
+            f"{run.path} holds other files and is not a run folder: choose another folder (--out; out=)"
+        )
     if isinstance(data, str):
         source, split, _ = open_data(wanted, data_dir, strict=strict)
     else:
@@ -109,6 +113,8 @@ def train(
             if isinstance(network, nn.Module)
             else networks.build(wanted.network, len(source.classes), (channels, height, width))
         )
+        if isinstance(network, nn.Module):
+            _check_network(module, len(source.classes), (channels, height, width))
         trainer = engine.Trainer(wanted, source, split, module, where)
         with run.lock():  # makes the folder, so everything that may be refused is refused above
             saved = _begin_or_go_on(run, wanted, source, trainer, checkpoint)
@@ -189,6 +195,21 @@ def open_data(
     return to_source(own, settings.seed)
 
 
+@torch.no_grad()
+def _check_network(network: nn.Module, classes: int, shape: tuple[int, int, int]) -> None:
+    """A network of one's own must map images to logits; found out before anything is written."""
+    try:
+        logits = network.eval()(torch.zeros(2, *shape, device=next(network.parameters()).device))
+    except (RuntimeError, ValueError, StopIteration) as error:
+        what = str(error).splitlines()[0] if str(error) else "it has no parameters"
+        raise MixMatchError(
+            f"the network does not take images of shape (N, {', '.join(map(str, shape))}): {what}"
+        ) from None
+    if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
+        got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise MixMatchError(f"the network must give logits (N, {classes}) for N images, not {got}")
+
+
 def _with_precision(resolved: Settings, given: dict[str, Any], device: torch.device) -> Settings:
     """bf16 where it pays, on CUDA, unless said otherwise."""
     return resolved if "precision" in given or device.type != "cuda" else replace(resolved, precision="bf16")
@@ -199,7 +220,10 @@ def _continued(
 ) -> Settings:
     """The settings of a run that is to be gone on with; what is given must not contradict them."""
     if not resume:
-        raise MixMatchError(f"{run.path} holds a run already: go on with it with --resume, or choose another --out")
+        raise MixMatchError(
+            f"{run.path} holds a run already: go on with it (--resume; resume=True), "
+            "or choose another folder (--out; out=)"
+        )
     before = settings_.from_dict(run.config()["settings"])
     flat = {**before.to_dict(), **before.method_settings}
     apart = ("data", "data_options", "method_settings")
@@ -208,6 +232,8 @@ def _continued(
         known = {}
     now = settings_.resolve(data, {**known, **given}, own)
     different = settings_.differences(before, replace(now, data_options={**before.data_options, **options}))
+    if now.method != before.method:  # what follows from it is not worth telling
+        different = [f"method: {before.method} -> {now.method}"]
     if different:
         raise MixMatchError(
             f"{run.path} was made with other settings ({'; '.join(different)}): "

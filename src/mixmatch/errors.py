@@ -18,5 +18,5 @@ def unknown(what: str, name: str, known: Iterable[str]) -> MixMatchError:
     """
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    return MixMatchError(f"unknown {what} '{name}': {hint}(known: {', '.join(names)})")
+    hint = f": did you mean '{near[0]}'?" if near else ""
+    return MixMatchError(f"unknown {what} '{name}'{hint} (known: {', '.join(names)})")

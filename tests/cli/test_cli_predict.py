@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import json
+import os
+import re
+import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +21,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import mixmatch
+from mixmatch.cli import predict as command
 
 Call = Callable[..., Any]
 CLASSES = [str(digit) for digit in range(10)]
@@ -158,6 +165,167 @@ def test_wrong_paths(trained: Path, call: Call, tmp_path: Path) -> None:
     result = call("evaluate", tmp_path / "empty")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert "is not a run folder" in result.err
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """600 digits, more than two batches, and damaged files where batches begin and end."""
+    folder = tmp_path_factory.mktemp("photos")
+    for row in range(600):
+        Image.fromarray(PIXELS[row]).save(folder / f"{row:04d}.png")
+    for name in ("0000-", "0254-", "0255-", "0599-"):
+        (folder / f"{name}.png").write_bytes(b"damaged")
+    return folder
+
+
+def digits_of(files: list[str]) -> list[int]:
+    return [int(Path(file).stem) for file in files]
+
+
+def test_many_batches(trained: Path, photos: Path, call: Call) -> None:
+    result = call("predict", trained, photos, "--device", "cpu")
+    assert result.code == 1
+    assert [Path(line.split(": ")[1]).name for line in result.err.splitlines()] == [
+        "0000-.png", "0254-.png", "0255-.png", "0599-.png"
+    ]  # fmt: skip
+    header, *rows = csv.reader(io.StringIO(result.out))
+    assert header == ["file", "class", "probability", *CLASSES]
+    assert digits_of([row[0] for row in rows]) == list(range(600))
+    expected = mixmatch.load(trained, device="cpu").predict_proba(PIXELS[:600, :, :, None])
+    np.testing.assert_allclose(np.array([row[3:] for row in rows], float), expected, atol=2e-6)
+    assert call("predict", trained, photos, "--format", "csv", "--device", "cpu").out == result.out
+
+
+def test_uncertain_first(trained: Path, photos: Path, call: Call) -> None:
+    plain = json.loads(call("predict", trained, photos, "--json").out)
+    result = call("predict", trained, photos, "--sort", "uncertain", "--format", "json")
+    assert result.code == 1
+    rows = json.loads(result.out)
+    certainty = mixmatch.load(trained).predict_proba(PIXELS[:600, :, :, None]).max(axis=1)
+    sorted_by = certainty[digits_of([row["file"] for row in rows])]
+    assert (np.diff(sorted_by) > -1e-6).all()
+    assert certainty[0] != pytest.approx(sorted_by[0])  # so the order of the files is another
+    assert sorted(rows, key=lambda row: row["file"]) == plain
+    header, *lines = csv.reader(io.StringIO(call("predict", trained, photos, "--sort", "uncertain").out))
+    assert header[:3] == ["file", "class", "probability"]
+    assert [line[0] for line in lines] == [row["file"] for row in rows]
+
+
+def test_contradicting_formats(trained: Path, photos: Path, call: Call) -> None:
+    assert call("predict", trained, photos, "--json", "--format", "json").code == 1  # of the damaged files
+    result = call("predict", trained, photos, "--json", "--format", "csv")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == "error: --json and --format csv contradict each other\n"
+
+
+def test_parquet_without_pyarrow(
+    trained: Path, photos: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.import_module
+
+    def import_module(name: str, package: str | None = None) -> Any:
+        if name.startswith("pyarrow"):
+            raise ImportError(name)
+        return found(name, package)
+
+    monkeypatch.setattr(importlib, "import_module", import_module)
+    result = call("predict", trained, photos, "--format", "parquet", "--output", tmp_path / "p.parquet")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert "takes pyarrow, which is not installed: pip install 'mixmatch[tables]'" in result.err
+    assert not (tmp_path / "p.parquet").exists()
+
+
+def test_parquet(trained: Path, photos: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(command, "BATCH", 4)  # so that there are several row groups
+    result = call("predict", trained, photos, "--format", "parquet")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == "error: --format parquet is not for standard output: name a file with --output\n"
+    target = tmp_path / "p.parquet"
+    assert call("predict", trained, photos, "--format", "parquet", "--output", target).code == 1
+    table = parquet.read_table(target)
+    assert parquet.ParquetFile(target).num_row_groups == 3
+    assert table.column_names == ["file", "class", "probability", *CLASSES]
+    rows = json.loads(call("predict", trained, photos, "--json").out)
+    for name in ("file", "class", "probability"):
+        assert table[name].to_pylist() == [row[name] for row in rows]
+    for name in CLASSES:
+        assert table[name].to_pylist() == [row["probabilities"][name] for row in rows]
+    nowhere = call("predict", trained, photos, "--format", "parquet", "--output", tmp_path / "no" / "p.parquet")
+    assert nowhere.err == f"error: cannot write {tmp_path / 'no' / 'p.parquet'}: No such file or directory\n"
+    before = target.read_bytes()
+    monkeypatch.setattr(command, "_predict", lambda *_: (_ for _ in [1 / 0]))
+    with pytest.raises(ZeroDivisionError):
+        call("predict", trained, photos, "--format", "parquet", "--output", target)
+    assert target.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["p.parquet"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+def test_bar_on_a_terminal(trained: Path, photos: Path, start: Call, tmp_path: Path) -> None:
+    """Standard error is a terminal: a bar with files, speed and time; standard output stays as it is without."""
+    import pty
+
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "100", "NO_COLOR": "1"}
+    process = start("predict", trained, photos, stderr=theirs, env=environment)
+    os.close(theirs)
+    seen: list[bytes] = []
+    reader = threading.Thread(target=lambda: seen.append(_all_of(ours)))
+    reader.start()
+    out, _ = process.communicate(timeout=300)
+    reader.join(timeout=60)
+    os.close(ours)
+    assert process.returncode == 1
+    assert len(list(csv.reader(io.StringIO(out)))) == 601
+    assert "\x1b" not in out
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen[0].decode())
+    assert re.search(r"predicting .* 604/604 files +[\d,]+ images/s +\d+:\d\d:\d\d", text), text
+    assert text.count("warning: cannot read") == 4
+
+
+def _all_of(terminal: int) -> bytes:
+    found = b""
+    while True:
+        try:
+            piece = os.read(terminal, 65536)
+        except OSError:  # how Linux says that the other side is closed
+            return found
+        if not piece:
+            return found
+        found += piece
+
+
+def test_decodes_ahead_but_not_without_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one batch is in use the next two get decoded, no more; who stops early leaves no threads behind."""
+    monkeypatch.setattr(command, "BATCH", 32)
+    files = [tmp_path / f"{i}.png" for i in range(500)]
+    done: list[Path] = []
+
+    def decode(file: Path, height: int, width: int, channels: int, large: object) -> tuple[np.ndarray, None]:
+        done.append(file)
+        return np.full((height, width, channels), int(file.stem) % 256, np.uint8), None
+
+    monkeypatch.setattr(command, "decode", decode)
+    batches = command._decoded(files, (1, 2, 2))
+    first = next(batches)
+    assert [file for file, _ in first] == files[:32]
+    assert [int(image[0, 0, 0]) for _, image in first] == list(range(32))
+    until = time.monotonic() + 30
+    while len(done) < 96 and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert sorted(done, key=files.index) == files[:96]
+    assert [file for file, _ in next(batches)] == files[32:64]
+    batches.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
+
+
+def test_every_file_comes_once_and_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "decode", lambda file, *_: (file.name, None))
+    for number in (0, 1, 255, 256, 257, 1000, 1024):
+        files = [tmp_path / str(i) for i in range(number)]
+        assert [file for batch in command._decoded(files, (1, 2, 2)) for file, _ in batch] == files
 
 
 def test_evaluate(trained: Path, run: Call, call: Call) -> None:

@@ -71,7 +71,7 @@ def test_a_dry_run_for_people(call: Call, monkeypatch: pytest.MonkeyPatch) -> No
     assert [line.split()[2:4] for line in lines] == [["1000", str(seed)] for seed in (1, 2, 3, 4, 5)] + [["5000", "1"]]
     assert all("16,384" in line and "wrn-28-2-stl10 wd=0.02" in line and "1:00:00" in line for line in lines)
     assert "lambda_u=50.0" in result.out
-    assert result.out.splitlines()[-1].startswith("6 runs, about 6:00:00 (h:mm:ss) left on this machine")
+    assert result.out.splitlines()[-1].startswith("6 runs, about 6:00:00 left on this machine")
 
 
 def test_passes_are_listed_and_are_for_mixmatch_alone(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,9 +116,8 @@ def test_quiet_text_and_all_labels(run: Callable[..., Any], tmp_path: Path) -> N
     )  # fmt: skip
     assert (result.code, result.err) == (0, "")
     said, model = result.out.splitlines()
-    assert re.fullmatch(
-        r"test error [\d.]+ %, the median of the last 1 evaluations .* after 4 steps and \d+:\d\d", said
-    )
+    report = r"the number to report, the median of all 1 evaluations, is [\d.]+ %"
+    assert re.fullmatch(rf"test error [\d.]+ % after 4 steps and \d+:\d\d; {report}", said)
     assert model == f"model: {tmp_path / 'run/model.safetensors'}"
     config = json.loads((tmp_path / "run/config.json").read_text())
     assert config["settings"]["labels"] == "all"
@@ -155,7 +154,7 @@ def test_bar_on_a_terminal(start: Callable[..., Any], tmp_path: Path) -> None:
     assert "…" not in text
     assert any(re.match(r"digits mixmatch ━+.* 6/12 [\d.]+ steps/s \d+:\d\d left$", line) for line in lines)
     assert any(re.match(r"digits mixmatch ━+ +12/12 [\d.]+ steps/s in \d+:\d\d$", line) for line in lines)
-    last_error = re.search(r"\(last: ([\d.]+) %\)", out)
+    last_error = re.search(r"test error ([\d.]+) % after", out)
     assert last_error is not None
     values = next(line for line in reversed(lines) if line)
     assert re.fullmatch(rf"error {last_error[1]} %  loss \S+  loss_x \S+  loss_u \S+  confidence \S+", values)
@@ -164,7 +163,7 @@ def test_bar_on_a_terminal(start: Callable[..., Any], tmp_path: Path) -> None:
 def test_every_setting_has_an_option() -> None:
     command = typer.main.get_command(app).commands["train"]  # type: ignore[attr-defined]
     options = {param.name: param.opts for param in command.params}
-    wanted = {field.name for field in dataclasses.fields(Settings)} - {"method_settings"}
+    wanted = {field.name for field in dataclasses.fields(Settings)} - {"method_settings", "data_options"}
     for name in methods.METHODS:
         wanted |= methods.settings_of(name).keys()
     assert wanted <= options.keys()

@@ -412,5 +412,5 @@ def test_wrong_settings_are_named(settings: dict[str, Any], message: str) -> Non
 def test_unknown_methods_and_settings_of_others() -> None:
     with pytest.raises(MixMatchError, match=r"^unknown method 'mixmach': did you mean 'mixmatch'\?"):
         build("mixmach", {})
-    with pytest.raises(MixMatchError, match=r"^unknown setting of method 'supervised' 'lambda_u': \(known: "):
+    with pytest.raises(MixMatchError, match=r"^unknown setting of method 'supervised' 'lambda_u' \(known: "):
         build("supervised", {"lambda_u": 75})

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mixmatch import __version__
-from mixmatch.cli import compare, data, evaluate, pate, predict, reproduce, train
+from mixmatch.cli import compare, data, evaluate, export, pate, predict, report, reproduce, train
 from mixmatch.cli.options import ManyValues
 from mixmatch.errors import MixMatchError
 from mixmatch.training.engine import Interrupted
@@ -34,6 +34,8 @@ app.command()(train.train)
 app.command(cls=ManyValues)(compare.compare)
 app.command()(evaluate.evaluate)
 app.command()(predict.predict)
+app.command()(report.report)
+app.command()(export.export)
 app.command(cls=ManyValues)(reproduce.reproduce)
 app.command("results")(reproduce.results_page)
 app.add_typer(data.app)

@@ -152,7 +152,7 @@ def _check_own(
         color = {"info": "green", "warning": "yellow", "error": "red"}
         for finding in found:
             advice = f": {finding.advice}" if finding.advice else ""
-            mark = f"[{color[finding.severity]}]{finding.severity}[/]"
+            mark = f"[{color[finding.severity]}]{finding.severity}:[/]"
             console().print(f"{mark} {escape(finding.message)}{escape(advice)}", soft_wrap=True)
     bad = ("warning", "error") if strict else ("error",)
     if any(finding.severity in bad for finding in found):

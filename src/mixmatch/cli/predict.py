@@ -3,37 +3,92 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import nullcontext
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager, nullcontext
+from enum import StrEnum
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import typer
 from rich.console import Console
-from rich.progress import track
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from mixmatch import api
 from mixmatch.classifier import Classifier
 from mixmatch.cli.options import Device, Run
-from mixmatch.data.images import find_images, read_image
+from mixmatch.data.folder import available_cores
+from mixmatch.data.images import UnreadableImage, decode, find_images, quiet_pillow
 from mixmatch.errors import MixMatchError
 
 BATCH = 256
+AHEAD = 2
+"""Batches that are decoded while the network works on one."""
+
+FEW = 16
+"""So many files are done before a bar is of use."""
+
+Batch = list[tuple[Path, npt.NDArray[np.uint8] | str]]
+"""Files and their pixels, or why there are none."""
+
+Advance = Callable[[int], None]
+Writer = Callable[[IO[Any], Iterable["Prediction"], tuple[str, ...]], None]
+
+
+class Format(StrEnum):
+    """How predictions are written."""
+
+    CSV = "csv"
+    JSON = "json"
+    PARQUET = "parquet"
+
+
+class Sort(StrEnum):
+    """The order of predictions, if not that of the files."""
+
+    UNCERTAIN = "uncertain"
+
+
+class Prediction(NamedTuple):
+    """A file and the probabilities of its classes."""
+
+    file: Path
+    probabilities: npt.NDArray[np.float64]
+
+    @property
+    def certainty(self) -> float:
+        return float(self.probabilities.max())
 
 
 def predict(
     run: Run,
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Image files, or folders of them.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here, not to standard output.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of CSV.")] = False,
+    kind: Annotated[
+        Format | None,
+        typer.Option("--format", help=r"Default: csv. parquet takes pip install 'mixmatch\[tables]' and --output."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    sort: Annotated[
+        Sort | None,
+        typer.Option(help="uncertain: the least certain first; then nothing is written before all is predicted."),
+    ] = None,
     device: Device = "auto",
 ) -> None:
-    """Predict the classes of image files, as CSV or JSON with every class's probability.
+    """Predict the classes of image files, as CSV, JSON or Parquet with every class's probability.
 
-    Files that cannot be read are named on standard error, the others predicted, and the exit code is 1.
+    Predictions are written as they come, in the order of the files. Files that cannot be read are named on standard
+    error, the others predicted, and the exit code is 1.
 
     Examples:
 
@@ -41,63 +96,210 @@ def predict(
 
       mixmatch predict runs/cifar photos/ --output predictions.csv
 
-      mixmatch predict runs/cifar photos/ --json
+      mixmatch predict runs/cifar photos/ --sort uncertain | head
+
+      mixmatch predict runs/cifar photos/ --format parquet --output predictions.parquet
     """
+    if as_json and kind not in (None, Format.JSON):
+        raise MixMatchError(f"--json and --format {kind} contradict each other")
+    kind = Format.JSON if as_json else kind or Format.CSV
+    write: Writer
+    if kind is Format.PARQUET:
+        write = partial(_write_parquet, _parquet(output))
+    else:
+        write = _write_json if kind is Format.JSON else _write_csv
     classifier = api.load(run, device=device)
+    channels = classifier.input_shape[0]
+    if channels not in (1, 3):
+        raise MixMatchError(f"image files have 1 or 3 channels, but the model takes {channels}")
     files = find_images(paths)
-    unreadable: list[str] = []
+    # Rows that pass on the same terminal are progress enough, and would tear a bar apart.
+    watched = output is not None or sort is not None or not sys.stdout.isatty()
+    unreadable: list[Path] = []
     try:
-        with output.open("w", newline="") if output else nullcontext(sys.stdout) as out:
-            rows = _predict(classifier, files, unreadable)
-            if as_json:
-                _write_json(out, rows)
-            else:
-                _write_csv(out, rows, classifier.classes)
+        with _target(output, binary=kind is Format.PARQUET) as out, _bar(len(files), shown=watched) as (advance, warn):
+            predictions = _predict(classifier, files, unreadable, advance, warn)
+            with quiet_pillow(), closing(predictions):
+                rows = sorted(predictions, key=lambda p: p.certainty) if sort else predictions
+                write(out, rows, classifier.classes)
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise MixMatchError(f"cannot write {output or 'the output'}: {error.strerror}") from None
+        raise MixMatchError(f"cannot write {output or 'the output'}: {error.strerror or error}") from None
     if unreadable:
         raise typer.Exit(1)
 
 
-def _predict(classifier: Classifier, files: list[Path], unreadable: list[str]) -> Iterator[dict[str, Any]]:
-    """A row per readable file, batch by batch; names of the others are printed and collected."""
-    quiet = len(files) <= BATCH or not sys.stderr.isatty()
-    starts = track(range(0, len(files), BATCH), "predicting", console=Console(stderr=True), disable=quiet)
-    for start in starts:
-        images, readable = [], []
-        for file in files[start : start + BATCH]:
+# ------------------------------------------------------------------------------------------------------- predicting
+
+
+def _predict(
+    classifier: Classifier,
+    files: list[Path],
+    unreadable: list[Path],
+    advance: Advance,
+    warn: Callable[[str], None],
+) -> Generator[Prediction]:
+    """A prediction per readable file, batch by batch; the others are named and collected."""
+    with closing(_decoded(files, classifier.input_shape)) as batches:
+        for batch in batches:
+            images, readable = [], []
+            for file, pixels in batch:
+                if isinstance(pixels, str):
+                    warn(f"warning: cannot read {file}: {pixels}")
+                    unreadable.append(file)
+                else:
+                    images.append(pixels)
+                    readable.append(file)
+            if images:
+                probabilities = classifier.predict_proba(np.stack(images))
+                yield from map(Prediction, readable, probabilities)
+            advance(len(batch))
+
+
+def _decoded(files: list[Path], shape: tuple[int, int, int]) -> Generator[Batch]:
+    """Batches of files with their pixels, or why there are none, decoded ahead on all cores.
+
+    `mixmatch.data.folder.in_order` decodes only a few images ahead: less than the network takes at once, so that the
+    cores would stand still while it works.
+    """
+    channels, height, width = shape
+    large = threading.Lock()
+
+    def read(some: list[Path]) -> Batch:
+        found: Batch = []
+        for file in some:
             try:
-                images.append(read_image(file, classifier.input_shape))
-                readable.append(file)
-            except MixMatchError as error:
-                print(f"warning: {error}", file=sys.stderr)
-                unreadable.append(str(file))
-        if not images:
-            continue
-        for file, probabilities in zip(readable, classifier.predict_proba(np.stack(images)), strict=True):
-            best = int(probabilities.argmax())
-            yield {
-                "file": str(file),
-                "class": classifier.classes[best],
-                "probability": float(probabilities[best]),
-                "probabilities": dict(zip(classifier.classes, map(float, probabilities), strict=True)),
-            }
+                found.append((file, decode(file, height, width, channels, large)[0]))
+            except UnreadableImage as error:
+                found.append((file, str(error)))
+        return found
+
+    threads = ThreadPoolExecutor(available_cores(), "decode")
+
+    def submit(batch: list[Path]) -> list[Future[Batch]]:
+        return [threads.submit(read, some) for some in _pieces(batch, FEW)]
+
+    try:
+        batches = _pieces(files, BATCH)
+        waiting = deque(map(submit, islice(batches, 1 + AHEAD)))
+        while waiting:
+            yield [pair for piece in waiting.popleft() for pair in piece.result()]
+            waiting.extend(map(submit, islice(batches, 1)))
+    finally:
+        threads.shutdown(wait=True, cancel_futures=True)
 
 
-def _write_json(out: IO[str], rows: Iterator[dict[str, Any]]) -> None:
+def _pieces(files: list[Path], size: int) -> Iterator[list[Path]]:
+    return (files[start : start + size] for start in range(0, len(files), size))
+
+
+# --------------------------------------------------------------------------------------------------------- progress
+
+
+class _Speed(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.finished_speed or task.speed or 0:,.0f} images/s")
+
+
+@contextmanager
+def _bar(total: int, shown: bool) -> Iterator[tuple[Advance, Callable[[str], None]]]:
+    """A bar on a terminal; gives how to advance it, and how to print a line on standard error beside it."""
+    console = Console(stderr=True)
+    if not (shown and total > FEW and sys.stderr.isatty() and not console.is_dumb_terminal):
+        yield lambda _: None, lambda line: print(line, file=sys.stderr)
+        return
+    columns = (
+        TextColumn("[bold]predicting"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("files"),
+        _Speed(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    # Standard output is for the predictions: rich would take it over.
+    with Progress(*columns, console=console, redirect_stdout=False, redirect_stderr=False) as bar:
+        task = bar.add_task("", total=total)
+        yield (
+            lambda files: bar.advance(task, files),
+            lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------- writing
+
+
+@contextmanager
+def _target(output: Path | None, *, binary: bool) -> Iterator[IO[Any]]:
+    """What to write to. A Parquet file is of no use before its end is written, so it gets its name only then."""
+    if output is None:
+        with nullcontext(sys.stdout) as out:
+            yield out
+    elif not binary:
+        with output.open("w", encoding="utf-8", errors="surrogateescape", newline="") as out:
+            yield out
+    else:
+        part = output.with_name(f".{output.name}.writing")
+        try:
+            with part.open("wb") as raw:
+                yield raw
+            part.replace(output)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _write_json(out: IO[str], rows: Iterable[Prediction], classes: tuple[str, ...]) -> None:
     """A list, a row a line, written as the rows come."""
     before = "[\n"
-    for row in rows:
+    for file, probabilities in rows:
+        best = int(probabilities.argmax())
+        row = {
+            "file": str(file),
+            "class": classes[best],
+            "probability": float(probabilities[best]),
+            "probabilities": dict(zip(classes, map(float, probabilities), strict=True)),
+        }
         out.write(before + json.dumps(row))
         before = ",\n"
     out.write("\n]\n" if before == ",\n" else "[]\n")
 
 
-def _write_csv(out: IO[str], rows: Iterator[dict[str, Any]], classes: tuple[str, ...]) -> None:
+def _write_csv(out: IO[str], rows: Iterable[Prediction], classes: tuple[str, ...]) -> None:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["file", "class", "probability", *classes])
-    for row in rows:
-        probabilities = [f"{p:.6g}" for p in row["probabilities"].values()]
-        writer.writerow([row["file"], row["class"], f"{row['probability']:.6g}", *probabilities])
+    for file, probabilities in rows:
+        best = int(probabilities.argmax())
+        writer.writerow([str(file), classes[best], f"{probabilities[best]:.6g}", *(f"{p:.6g}" for p in probabilities)])
+
+
+def _parquet(output: Path | None) -> tuple[Any, Any]:
+    """pyarrow and its Parquet module, asked for before anything is predicted."""
+    try:
+        modules = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise MixMatchError(
+            "--format parquet takes pyarrow, which is not installed: pip install 'mixmatch[tables]', or use csv"
+        ) from None
+    if output is None:
+        raise MixMatchError("--format parquet is not for standard output: name a file with --output")
+    return modules
+
+
+def _write_parquet(
+    modules: tuple[Any, Any], out: IO[bytes], rows: Iterable[Prediction], classes: tuple[str, ...]
+) -> None:
+    """The columns of the CSV file, the numbers in full. A class that is called like another column gets a suffix."""
+    arrow, parquet = modules
+    fixed = {"file": arrow.string(), "class": arrow.string(), "probability": arrow.float64()}
+    names = [f"{name} (class)" if name in fixed else name for name in classes]
+    schema = arrow.schema([*fixed.items(), *((name, arrow.float64()) for name in names)])
+    remaining = iter(rows)
+    with parquet.ParquetWriter(out, schema) as writer:
+        while some := list(islice(remaining, 64 * BATCH)):
+            table = np.stack([row.probabilities for row in some])
+            best = table.argmax(axis=1)
+            # A file's name may hold bytes that are no text.
+            files = [str(row.file).encode("utf-8", "surrogateescape").decode("utf-8", "replace") for row in some]
+            columns = [files, [classes[c] for c in best], table.max(axis=1), *table.T]
+            arrays = [arrow.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+            writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))

@@ -71,6 +71,9 @@ def reproduce(
         if any(planned.settings.method != "mixmatch" for planned in runs):
             raise MixMatchError("--passes is for MixMatch: add --methods mixmatch")
         runs = plan(chosen, counts, methods, seeds, steps, passes=passes)
+    for count in counts:
+        if all(count not in row.targets for row in chosen.rows):
+            _say(f"the paper has no number for {count} labels: there will be nothing to compare with")
     if dry_run:
         _list(table, runs, out, results, device, as_json)
         return
@@ -144,7 +147,8 @@ def _list(name: str, runs: list[Planned], out: Path, results: Path, device: str,
         )  # fmt: skip
     left = sum(row["seconds"] for row in rows if row["state"] != "finished")
     console().print(screen)
-    console().print(f"{len(rows)} runs, about {duration(left)} (h:mm:ss) left on this machine, from a short trial")
+    runs_text = "1 run" if len(rows) == 1 else f"{len(rows)} runs"
+    console().print(f"{runs_text}, about {duration(left)} left on this machine, by a short trial")
 
 
 def _label_guessing(run: Path | None, results: Path, data_dir: Path | None, device: str) -> None:

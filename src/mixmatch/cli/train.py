@@ -13,6 +13,7 @@ from mixmatch.cli.options import DataDir, Json, Strict, console, parse_labels, p
 from mixmatch.experiments.gain import gain
 from mixmatch.methods import METHODS
 from mixmatch.settings import Settings, from_dict
+from mixmatch.training.evaluate import REPORTED
 from mixmatch.training.progress import Quiet, duration
 
 OWN = "Your own images"
@@ -152,14 +153,18 @@ def train(
     screen = console()
     if record["error"] is not None:
         screen.print(
-            f"test error [bold]{record['error']:.2f} %[/bold], the median of the last {record['median_of']} "
-            f"evaluations (last: {record['last_error']:.2f} %), after {record['steps']:,} steps and "
-            f"{duration(record['seconds'])}",
+            f"test error [bold]{record['last_error']:.2f} %[/bold] after {record['steps']:,} steps and "
+            f"{duration(record['seconds'])}; the number to report, the median of {_evaluations(record['median_of'])}, "
+            f"is [bold]{record['error']:.2f} %[/bold]",
             soft_wrap=True,
         )
     if verdict is not None:
         screen.print(verdict, soft_wrap=True, markup=False)
     screen.print(f"model: {folder / 'model.safetensors'}", soft_wrap=True)
+
+
+def _evaluations(count: int) -> str:
+    return f"the last {count} evaluations" if count == REPORTED else f"all {count} evaluations"
 
 
 def _judge(folder: Path, settings: Settings, common: dict[str, Any], given: dict[str, Any], baseline: bool) -> str:

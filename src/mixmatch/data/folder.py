@@ -133,6 +133,9 @@ def read_folder(
         how = f"name images and their labels in {labels_file}"
     findings = [*_told_by(tree), *findings]
     if not entries:
+        loose = len(tree.entries)
+        if loose:
+            raise MixMatchError(f"{root} has {count(loose, 'image')}, but none in a folder of its class: {how}")
         raise MixMatchError(f"there are no images in {root} (looked for {', '.join(SUFFIXES)}): {how}")
     if not any(entry.label is not None and entry.part == "train" for entry in entries):
         raise MixMatchError(f"{root} has no labeled images to train on, only {count(len(entries), 'other')}: {how}")

@@ -23,6 +23,8 @@ class Cell:
     values: tuple[float, ...]
     steps: int
     target: Target | None
+    other_seeds: tuple[int, ...] = ()
+    """Its seeds, where they are not among those the paper used for this cell."""
 
     @property
     def mean(self) -> float:
@@ -59,7 +61,9 @@ def find_cell(row: Row, labels: Labels, metric: str, records: Sequence[Record]) 
     fitting.sort(key=lambda record: record["settings"]["method_settings"].get("passes") == "official")
     by_seed = {record["seed"]: record["error"] for record in fitting if record["steps"] == steps}
     values = [by_seed[seed] if metric == "error" else 100 - by_seed[seed] for seed in sorted(by_seed)]
-    return Cell(tuple(values), steps, row.targets.get(labels))
+    usual = row.seeds_for.get(labels, row.seeds)
+    other = tuple(sorted(by_seed)) if not by_seed.keys() <= set(usual) else ()
+    return Cell(tuple(values), steps, row.targets.get(labels), other)
 
 
 def column_title(column: tuple[str | None, Labels]) -> str:
@@ -98,6 +102,8 @@ def _cell_text(row: Row, labels: Labels, metric: str, records: Sequence[Record])
         return f"not run<br>{paper}"
     deviation = "" if cell.deviation is None else f" ± {cell.deviation:.2f}"
     seeds = f"n = {len(cell.values)}"
+    if cell.other_seeds:
+        seeds += f", seed{'s' if len(cell.other_seeds) > 1 else ''} {' '.join(map(str, cell.other_seeds))}"
     return f"**{cell.mean:.2f}**{deviation} ({seeds}, {cell.verdict})<br>{paper}"
 
 

@@ -131,6 +131,7 @@ def run_all(
 def _train(run: Planned, runs_folder: Path, reporter: Reporter | None, **options: Any) -> Record:
     values = run.settings.to_dict()
     data, of_method = values.pop("data"), values.pop("method_settings")
+    values.pop("data_options")  # of own data only
     values.pop("precision")  # the device's, unless the options say otherwise
     return api.train(
         data, out=runs_folder / run.name, resume=True, reporter=reporter, **{**values, **of_method, **options}

@@ -1,0 +1,63 @@
+"""`mixmatch report`: a page that tells how good a run's model is, where it errs, and what to label next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from mixmatch.cli.options import DataDir, Device, Json, Run, console, print_json
+from mixmatch.report import Report, write_report
+
+
+def report(
+    run: Run,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write the page (default: RUN/report.html).")
+    ] = None,
+    data_dir: DataDir = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Write a page on a finished run: the verdict, where it errs, and what to label next.
+
+    It is one file that needs no network, and RUN/label-next.csv lists the unlabeled images worth labeling.
+
+    Examples:
+
+      mixmatch report runs/photos
+
+      mixmatch report runs/cifar --data-dir ~/data --output cifar.html
+    """
+    with Console(stderr=True).status("looking at the run's images"):
+        found, page, to_label = write_report(run, output, data_dir=data_dir, device=device)
+    if as_json:
+        print_json(_summary(found, page, to_label))
+        return
+    screen = console()
+    screen.print(found.verdict, soft_wrap=True, markup=False)
+    screen.print(f"report: {page}", soft_wrap=True, markup=False)
+    if to_label is not None:
+        screen.print(f"worth labeling next: {to_label}", soft_wrap=True, markup=False)
+
+
+def _summary(found: Report, page: Path, to_label: Path | None) -> dict[str, Any]:
+    judged, gain = found.judged, found.gain
+    return {
+        "run": str(found.run),
+        "report": str(page),
+        "label_next": None if to_label is None else str(to_label),
+        "verdict": found.verdict,
+        "error": None if judged is None else judged.error,
+        "images": 0 if judged is None else judged.images,
+        "baseline_error": None if gain is None else gain.baseline,
+        "gain_interval": None if gain is None else [gain.low, gain.high],
+        "calibration_error": None if judged is None else 100 * judged.calibration.error,
+        "classes": list(found.classes),
+        "confusion": None if judged is None else judged.confusion.tolist(),
+        "per_class": None
+        if judged is None
+        else {name: score._asdict() for name, score in zip(found.classes, judged.scores, strict=True)},
+    }

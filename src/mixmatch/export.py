@@ -1,0 +1,177 @@
+"""A trained classifier for other programs: an ONNX file that takes raw pixels, or the weights as safetensors.
+
+Both are written whole or not at all, and the ONNX file only after onnxruntime has agreed with torch on it.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mixmatch import __version__
+from mixmatch.classifier import NORMALIZATION, Classifier
+from mixmatch.data.augment import to_unit_range
+from mixmatch.errors import MixMatchError
+from mixmatch.training.checkpoint import replace_durably
+
+TOLERANCE = 1e-4
+"""How far a probability of the exported model may be from the classifier's."""
+
+CHECKED = (1, 17)
+"""The batch sizes at which they are compared: neither is the one the graph is traced with."""
+
+TRACED = 2
+
+
+class FromPixels(nn.Module):
+    """uint8 images (N, H, W, C) to probabilities (N, classes): what surrounds the network is part of the graph."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.network(to_unit_range(images))
+        return logits.softmax(dim=-1)
+
+
+def to_safetensors(classifier: Classifier, path: Path) -> None:
+    """The file that `train` leaves in a run folder: weights, and what they mean as metadata."""
+    with _writing(path):
+        classifier.save(path)
+
+
+def to_onnx(classifier: Classifier, path: Path) -> float:
+    """One ONNX file for any batch size, the weights inside it.
+
+    Returns:
+        The largest difference of a probability between onnxruntime and the classifier.
+
+    Raises:
+        MixMatchError: if the extra is not installed, the network cannot be exported, or the two differ by more than
+            `TOLERANCE`; then nothing is written.
+    """
+    runtime = _onnxruntime()
+    content = _onnx_bytes(classifier)
+    difference = _difference(classifier, content, runtime)
+    if not difference <= TOLERANCE:  # so that NaN is refused too
+        raise MixMatchError(
+            f"the exported model gives other probabilities than the classifier (they differ by {difference:.2g}, more "
+            f"than {TOLERANCE:g}): nothing is written"
+        )
+    with _writing(path):
+        replace_durably(path, content)
+    return difference
+
+
+def preprocessing(classifier: Classifier) -> str:
+    """What `mixmatch predict` does to an image file before the network sees it, in words."""
+    channels, height, width = classifier.input_shape
+    color = {1: "gray (L)", 3: "RGB"}.get(channels, f"{channels} channels")
+    return (
+        "Take the first frame, turn it upright by its EXIF orientation, lay it over white where it is transparent, "
+        f"reduce it to 8 bits a channel, convert it to {color}, and resize the whole image, whatever the ratio of its "
+        f"sides, to width {width} and height {height} with antialiasing (Pillow: BICUBIC, reducing_gap=3; JPEGs are "
+        f"decoded at the smallest scale that keeps twice that size). Pass uint8 values 0 to 255 of shape "
+        f"(N, {height}, {width}, {channels}). Do not normalize: the graph itself computes {NORMALIZATION}, and the "
+        "softmax."
+    )
+
+
+def _onnx_bytes(classifier: Classifier) -> bytes:
+    channels, height, width = classifier.input_shape
+    module = FromPixels(copy.deepcopy(classifier.network).cpu()).eval()
+    example = torch.zeros(TRACED, height, width, channels, dtype=torch.uint8)
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                module,
+                (example,),
+                dynamo=True,
+                input_names=["images"],
+                output_names=["probabilities"],
+                dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
+                external_data=False,
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        reason = str(error.__cause__ or error).strip().splitlines()
+        raise MixMatchError(
+            f"network '{classifier.name}' cannot be exported to ONNX: {reason[0] if reason else type(error).__name__}"
+        ) from error
+    if program is None:
+        raise RuntimeError("torch.onnx.export gave nothing")
+    model: Any = program.model_proto
+    about = {
+        "mixmatch_version": __version__,
+        "network": classifier.name,
+        "classes": json.dumps(classifier.classes),
+        "image_shape": json.dumps([height, width, channels]),
+        "input": f"images: uint8 (N, {height}, {width}, {channels})",
+        "output": f"probabilities: float32 (N, {len(classifier.classes)}), in the order of classes",
+        "preprocessing": preprocessing(classifier),
+    }
+    for key, value in about.items():
+        model.metadata_props.add(key=key, value=value)
+    content: bytes = model.SerializeToString()
+    return content
+
+
+def _difference(classifier: Classifier, content: bytes, runtime: Any) -> float:
+    """The largest difference of a probability, over random images."""
+    channels, height, width = classifier.input_shape
+    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    numbers = np.random.default_rng(0)
+    largest = []
+    for size in CHECKED:
+        images = numbers.integers(0, 256, (size, height, width, channels), np.uint8)
+        (probabilities,) = session.run(["probabilities"], {"images": images})
+        largest.append(np.abs(probabilities - classifier.predict_proba(images)).max())
+    return float(np.max(largest))  # unlike Python's max, keeps a NaN
+
+
+def _onnxruntime() -> Any:
+    """onnxruntime, if everything that an export takes is there."""
+    modules = {}
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        try:
+            modules[name] = importlib.import_module(name)
+        except ImportError:
+            raise MixMatchError(
+                f"exporting to ONNX takes {name}, which is not installed: pip install 'mixmatch[onnx]'"
+            ) from None
+    return modules["onnxruntime"]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter's remarks are for its developers; what goes wrong it raises."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise MixMatchError(f"cannot write {path}: {error.strerror or error}") from None

@@ -1,0 +1,252 @@
+"""What a report tells of a finished run: its model, put to its data once more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mixmatch import api
+from mixmatch.classifier import Classifier
+from mixmatch.data import SOURCES, read_own
+from mixmatch.data.own import OwnData
+from mixmatch.data.source import UNKNOWN, Images
+from mixmatch.data.split import Split
+from mixmatch.draws import generator
+from mixmatch.errors import MixMatchError
+from mixmatch.experiments.gain import Gain, gain
+from mixmatch.report import measure
+from mixmatch.report.measure import Calibration, ClassScore, Floats, Ints
+from mixmatch.settings import Settings, from_dict
+from mixmatch.training.run import Record, RunFolder
+
+SHOWN = 24
+"""Thumbnails of each kind."""
+
+WORTH = 100
+"""Images in the list of those worth labeling, at most."""
+
+AMONG = 4
+"""They are chosen among this many times as many, the most uncertain."""
+
+LOOKED_AT = 20_000
+"""Unlabeled images that are looked at; of more, a random part."""
+
+PIECE = 1024
+"""Images read from a file at once."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An image to show: pixels (H, W, C), where it comes from, and what the model says."""
+
+    pixels: np.ndarray
+    name: str
+    predicted: str
+    probability: float
+    true: str | None = None
+    score: float | None = None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The model on its test images."""
+
+    images: int
+    wrong: int
+    confusion: Ints
+    scores: list[ClassScore]
+    calibration: Calibration
+    mistakes: list[Shown]
+
+    @property
+    def error(self) -> float:
+        return 100 * self.wrong / self.images
+
+
+@dataclass(frozen=True)
+class Unlabeled:
+    """The model on the unlabeled images."""
+
+    total: int
+    looked_at: int
+    right: float | None
+    """Percent, where their classes are known after all."""
+    worth: list[Shown]
+    """To label next, the first first."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything the page shows."""
+
+    run: Path
+    own: bool
+    record: Record
+    classes: tuple[str, ...]
+    labels: list[int]
+    """Labeled training images of each class."""
+    verdict: str
+    basis: str
+    metrics: list[Record]
+    baseline: list[Record]
+    """Evaluations of the labels-only run, if there is one."""
+    gain: Gain | None
+    judged: Judged | None
+    unlabeled: Unlabeled
+
+
+def gather(path: Path, data_dir: Path | None = None, device: str = "auto") -> Report:
+    """Load a finished run and its data, predict, and count."""
+    run = RunFolder(path)
+    config, record = run.config(), run.result()
+    if record is None:
+        raise MixMatchError(f"{path} is not finished: go on with mixmatch train --out {path} --resume, then report")
+    settings = from_dict(config["settings"])
+    if settings.data not in SOURCES and not Path(settings.data).exists():
+        raise MixMatchError(f"the images of this run are not at {settings.data}: run it from where it was trained")
+    model = api.load(path, device=device)
+    source, split, basis = api.open_data(settings, data_dir)
+    if split.hash != config["split"]["hash"] or source.classes != model.classes:
+        raise MixMatchError(f"the data has changed since {path} was trained, which a report would hide: train again")
+    train_names, test_names = _names(settings, split)
+
+    known = split.test[source.test.labels[split.test] != UNKNOWN]
+    alone = RunFolder(path / "baseline")
+    has_baseline = alone.exists() and alone.result() is not None and alone.config()["split"] == config["split"]
+    judged: Judged | None = None
+    brought: Gain | None = None
+    if len(known):
+        judged = _judge(model, source.test, known, test_names)
+        if has_baseline:
+            whole = len(known) == len(source.test)
+            test = source.test if whole else Images(source.test.images[known], source.test.labels[known])
+            brought = gain(model, api.load(alone.path, device=device), test)
+    return Report(
+        run=path,
+        own=api.is_own(settings.data),
+        record=record,
+        classes=source.classes,
+        labels=np.bincount(source.train.labels[split.labeled], minlength=len(source.classes)).tolist(),
+        verdict=_verdict(judged, brought, basis),
+        basis=basis,
+        metrics=run.metrics(),
+        baseline=alone.metrics() if has_baseline else [],
+        gain=brought,
+        judged=judged,
+        unlabeled=_unlabeled(model, source.train, split, settings.seed, train_names),
+    )
+
+
+def _verdict(judged: Judged | None, brought: Gain | None, basis: str) -> str:
+    """The sentence the page begins with."""
+    if judged is None:
+        few = "too few labels to judge: "
+        start = "There are too few labels" if basis.startswith(few) else "There is nothing"
+        return f"{start} to judge this model by: {basis.removeprefix(few)}."
+    if brought is not None:
+        return f"{brought.sentence} {basis[0].upper()}{basis[1:]}."
+    low, high = measure.share_interval(judged.wrong, judged.images)
+    return (
+        f"The test error is {judged.error:.1f} %: {judged.wrong:,} of {judged.images:,} test images are taken for "
+        f"another class (95 % interval {low:.1f} to {high:.1f} %)."
+    )
+
+
+Name = Callable[[int], str]
+
+
+def _names(settings: Settings, split: Split) -> tuple[Name, Name]:
+    """What the training and the test images are called: by their files, or by their rows in a published data set."""
+    if not api.is_own(settings.data):
+        return str, str
+    options = dict(settings.data_options)
+    labels_file = options.pop("labels_file", None)
+    own = read_own(Path(settings.data), labels_file=labels_file and Path(labels_file), **options)
+    files = own.files
+    tested = own.tested
+    if len(tested) == 0 and isinstance(own, OwnData):
+        tested = np.setdiff1d(own.labeled, split.labeled)  # held out, in this order
+    return lambda row: files[row], lambda row: files[int(tested[row])]
+
+
+def _judge(model: Classifier, test: Images, rows: Ints, name: Name) -> Judged:
+    labels = test.labels[rows]
+    probabilities = predict(model, test.images, rows)
+    predicted = probabilities.argmax(axis=1)
+    counts = measure.confusion(labels, predicted, len(model.classes))
+    mistakes = [
+        Shown(
+            np.array(test.images[rows[i]]),
+            name(int(rows[i])),
+            model.classes[predicted[i]],
+            float(probabilities[i, predicted[i]]),
+            true=model.classes[labels[i]],
+        )
+        for i in measure.confident_mistakes(probabilities, labels, SHOWN)
+    ]
+    scores = measure.class_scores(counts)
+    wrong = int((predicted != labels).sum())
+    return Judged(len(rows), wrong, counts, scores, measure.calibration(probabilities, labels), mistakes)
+
+
+def _unlabeled(model: Classifier, train: Images, split: Split, seed: int, name: Name) -> Unlabeled:
+    rows = split.unlabeled
+    if len(rows) > LOOKED_AT:
+        rows = np.sort(generator(seed, "report", 0).permutation(rows)[:LOOKED_AT])
+    if len(rows) == 0:
+        return Unlabeled(0, 0, None, [])
+    probabilities = predict(model, train.images, rows)
+    known = train.labels[rows] != UNKNOWN
+    right = probabilities.argmax(axis=1)[known] == train.labels[rows][known]
+    score = measure.uncertainty(probabilities)
+    most = min(len(rows), WORTH, max(12, len(rows) // 20))
+    candidates = np.argsort(-score, kind="stable")[: AMONG * most]
+    features = penultimate(model, train.images, rows[candidates])
+    if features is None:
+        features = probabilities[candidates]
+    chosen = candidates[measure.diverse(features, score[candidates], most)]
+    worth = [
+        Shown(
+            np.array(train.images[rows[i]]),
+            name(int(rows[i])),
+            model.classes[int(probabilities[i].argmax())],
+            float(probabilities[i].max()),
+            score=float(score[i]),
+        )
+        for i in chosen
+    ]
+    return Unlabeled(len(split.unlabeled), len(rows), 100 * float(right.mean()) if known.any() else None, worth)
+
+
+def predict(model: Classifier, images: np.ndarray, rows: Ints) -> Floats:
+    """Probabilities of these rows of images that may be larger than memory."""
+    pieces = [model.predict_proba(images[rows[i : i + PIECE]]) for i in range(0, len(rows), PIECE)]
+    return np.concatenate(pieces) if pieces else np.empty((0, len(model.classes)))
+
+
+def penultimate(model: Classifier, images: np.ndarray, rows: Ints) -> Floats | None:
+    """What the last linear layer gets, scaled to length 1; None for a network that does not end in one."""
+    layers = [module for module in model.network.modules() if isinstance(module, nn.Linear)]
+    if not layers:
+        return None
+    seen: list[Tensor] = []
+
+    def keep(_: nn.Module, inputs: Sequence[Tensor]) -> None:
+        seen.append(inputs[0].detach().to("cpu", torch.float32))
+
+    hook = layers[-1].register_forward_pre_hook(keep)
+    try:
+        predict(model, images, rows)
+    finally:
+        hook.remove()
+    if any(piece.ndim != 2 for piece in seen) or sum(map(len, seen)) != len(rows):
+        return None
+    features = torch.cat(seen).double().numpy()
+    length = np.linalg.norm(features, axis=1, keepdims=True)
+    scaled: Floats = features / np.maximum(length, 1e-12)
+    return scaled

@@ -1,0 +1,148 @@
+"""How good a classifier's predictions are, and which images would teach it most: pure functions of arrays.
+
+Throughout, `labels` is int (N,) and `probabilities` float (N, L) with rows that sum to 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+BINS = 15
+"""Of equal width, as in Guo et al. (2017), "On Calibration of Modern Neural Networks"."""
+
+
+class ClassScore(NamedTuple):
+    """One class: how many images it has, and percentages; None where there is nothing to take a share of."""
+
+    images: int
+    error: float | None
+    precision: float | None
+    recall: float | None
+
+
+class Bin(NamedTuple):
+    """Predictions of similar confidence: their number, mean confidence and accuracy (0 to 1)."""
+
+    low: float
+    high: float
+    images: int
+    confidence: float
+    accuracy: float
+
+
+class Calibration(NamedTuple):
+    """`error` is the expected calibration error, 0 to 1; `bins` are those that are not empty."""
+
+    error: float
+    confidence: float
+    accuracy: float
+    bins: tuple[Bin, ...]
+
+
+def confusion(labels: Ints, predicted: Ints, num_classes: int) -> Ints:
+    """Counts (L, L): row the true class, column the predicted one."""
+    counts = np.bincount(labels * num_classes + predicted, minlength=num_classes**2)
+    return counts.reshape(num_classes, num_classes).astype(np.int64)
+
+
+def class_scores(counts: Ints) -> list[ClassScore]:
+    """Error, precision and recall of each class, from a confusion matrix."""
+    scores = []
+    for c in range(len(counts)):
+        images, guessed, right = int(counts[c].sum()), int(counts[:, c].sum()), int(counts[c, c])
+        recall = 100 * right / images if images else None
+        error = 100 * (images - right) / images if images else None
+        scores.append(ClassScore(images, error, 100 * right / guessed if guessed else None, recall))
+    return scores
+
+
+def most_confused(counts: Ints, most: int) -> Ints:
+    """At most `most` classes, in their order: those of the pairs most often taken for one another."""
+    if len(counts) <= most:
+        return np.arange(len(counts), dtype=np.int64)
+    both = counts + counts.T
+    first, second = np.triu_indices(len(counts), k=1)
+    chosen: dict[int, None] = {}
+    for pair in np.argsort(-both[first, second], kind="stable"):
+        new = [c for c in (int(first[pair]), int(second[pair])) if c not in chosen]
+        if both[first[pair], second[pair]] == 0 or len(chosen) + len(new) > most:
+            break
+        chosen.update(dict.fromkeys(new))
+    for c in range(len(counts)):  # hardly any mistakes: fill up
+        if len(chosen) < min(most, 2):
+            chosen.setdefault(c)
+    return np.array(sorted(chosen), np.int64)
+
+
+def top_mistakes(counts: Ints, most: int) -> list[tuple[int, int, int]]:
+    """The commonest mistakes as (true class, predicted class, how often), commonest first."""
+    wrong = counts - np.diag(np.diag(counts))
+    order = np.argsort(-wrong.ravel(), kind="stable")[:most]
+    found = [(int(i) // len(counts), int(i) % len(counts), int(wrong.ravel()[i])) for i in order]
+    return [(true, taken, n) for true, taken, n in found if n > 0]
+
+
+def calibration(probabilities: Floats, labels: Ints, bins: int = BINS) -> Calibration:
+    """The expected calibration error: how far confidence is from accuracy, averaged over bins of equal width.
+
+    A prediction of confidence c lies in the bin with low < c <= high.
+    """
+    confidence = probabilities.max(axis=1)
+    right = (probabilities.argmax(axis=1) == labels).astype(np.float64)
+    which = np.digitize(confidence, np.arange(1, bins) / bins, right=True)
+    found = []
+    for b in range(bins):
+        inside = which == b
+        if inside.any():
+            means = float(confidence[inside].mean()), float(right[inside].mean())
+            found.append(Bin(b / bins, (b + 1) / bins, int(inside.sum()), *means))
+    error = sum(b.images * abs(b.accuracy - b.confidence) for b in found) / len(labels)
+    return Calibration(error, float(confidence.mean()), float(right.mean()), tuple(found))
+
+
+def confident_mistakes(probabilities: Floats, labels: Ints, most: int) -> Ints:
+    """Row numbers of the wrong predictions, surest first."""
+    wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
+    return wrong[np.argsort(-probabilities[wrong].max(axis=1), kind="stable")][:most]
+
+
+def uncertainty(probabilities: Floats) -> Floats:
+    """The entropy of each prediction as a part of the largest there can be: 0 is certain, 1 is no idea. (N,)"""
+    if probabilities.shape[1] < 2:
+        return np.zeros(len(probabilities))
+    logs = np.log(np.clip(probabilities, 1e-300, 1.0))
+    entropy: Floats = -(probabilities * logs).sum(axis=1) / math.log(probabilities.shape[1])
+    return np.clip(entropy, 0.0, 1.0)
+
+
+def diverse(features: Floats, weights: Floats, most: int) -> Ints:
+    """Greedy farthest points: the row of most weight, then always the one with the largest weight x distance to those
+    chosen. The first n of a larger choice are the choice of size n; copies of a chosen row are never chosen.
+    """
+    if len(features) == 0 or most < 1:
+        return np.empty(0, np.int64)
+    chosen = [int(weights.argmax())]
+    distance = np.linalg.norm(features - features[chosen[0]], axis=1)
+    while len(chosen) < most:
+        following = int((weights * distance).argmax())
+        if weights[following] * distance[following] <= 0:
+            break
+        chosen.append(following)
+        distance = np.minimum(distance, np.linalg.norm(features - features[following], axis=1))
+    return np.array(chosen, np.int64)
+
+
+def share_interval(part: int, total: int) -> tuple[float, float]:
+    """The 95 % interval (Wilson's) of a share, in percent."""
+    z = 1.959964
+    share, z2 = part / total, z * z / total
+    center = (share + z2 / 2) / (1 + z2)
+    half = z * math.sqrt(share * (1 - share) / total + z2 / (4 * total)) / (1 + z2)
+    return 100 * max(0.0, center - half), 100 * min(1.0, center + half)

@@ -1,0 +1,87 @@
+"""What a report counts, against values worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from mixmatch.report import measure
+
+
+def test_confusion_and_scores() -> None:
+    labels, predicted = np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 0, 0])
+    counts = measure.confusion(labels, predicted, 4)
+    assert counts.tolist() == [[2, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+    first, second, third, none = measure.class_scores(counts)
+    assert first.images == 3
+    assert first.error == pytest.approx(100 / 3)
+    assert first.precision == pytest.approx(50)  # 2 of the 4 predicted
+    assert first.recall == pytest.approx(200 / 3)
+    assert second == (2, 50, 50, 50)
+    assert third == (1, 100, None, 0)  # never predicted
+    assert none == (0, None, None, None)
+
+
+def test_most_confused_takes_the_worst_pairs_both_ways_together() -> None:
+    counts = np.diag([9] * 6)
+    counts[0, 1] = 3
+    counts[4, 5], counts[5, 4] = 2, 2  # 4 together: the worst pair
+    counts[2, 3] = 1
+    assert measure.most_confused(counts, 6).tolist() == [0, 1, 2, 3, 4, 5]
+    assert measure.most_confused(counts, 5).tolist() == [0, 1, 4, 5]  # no room for both 2 and 3
+    assert measure.most_confused(counts, 3).tolist() == [4, 5]
+    assert measure.most_confused(np.diag([9] * 6), 3).tolist() == [0, 1]
+    assert measure.top_mistakes(counts, 2) == [(0, 1, 3), (4, 5, 2)]
+    assert measure.top_mistakes(np.diag([9] * 6), 2) == []
+
+
+def test_calibration_by_hand() -> None:
+    # Of 5 bins: (0.4, 0.6] has 0.6 right and 0.5 wrong, (0.8, 1] has 0.9 right and 1.0 right.
+    probabilities = np.array([[0.6, 0.4], [0.5, 0.5], [0.1, 0.9], [1.0, 0.0]])
+    found = measure.calibration(probabilities, np.array([0, 1, 1, 0]), bins=5)
+    assert [(round(b.low, 6), b.images) for b in found.bins] == [(0.4, 2), (0.8, 2)]
+    assert found.bins[0].confidence == pytest.approx(0.55)
+    assert found.bins[0].accuracy == pytest.approx(0.5)
+    assert found.error == pytest.approx((2 * 0.05 + 2 * 0.05) / 4)
+    assert found.accuracy == 0.75
+    assert found.confidence == pytest.approx(0.75)  # right on the whole, and still off in each bin
+    assert measure.BINS == 15
+
+
+def test_a_sure_and_right_model_has_no_calibration_error() -> None:
+    assert measure.calibration(np.eye(3), np.arange(3)).error == 0
+    assert measure.calibration(np.eye(3), np.array([1, 2, 0])).error == 1
+
+
+def test_confident_mistakes_surest_first() -> None:
+    probabilities = np.array([[0.6, 0.4], [0.9, 0.1], [0.2, 0.8], [0.3, 0.7]])
+    labels = np.array([1, 1, 1, 0])
+    assert measure.confident_mistakes(probabilities, labels, 9).tolist() == [1, 3, 0]
+    assert measure.confident_mistakes(probabilities, labels, 1).tolist() == [1]
+    assert measure.confident_mistakes(probabilities, np.array([0, 0, 1, 1]), 9).tolist() == []
+
+
+def test_uncertainty_is_entropy_as_part_of_the_largest() -> None:
+    found = measure.uncertainty(np.array([[0.5, 0.5, 0, 0], [0.25, 0.25, 0.25, 0.25], [1, 0, 0, 0]]))
+    assert found == pytest.approx([0.5, 1, 0])  # log 2 / log 4
+    one = measure.uncertainty(np.array([[0.9, 0.1]]))
+    assert one[0] == pytest.approx(-(0.9 * math.log2(0.9) + 0.1 * math.log2(0.1)))
+
+
+def test_diverse_is_farthest_first_and_never_the_same_twice() -> None:
+    line = np.array([[0.0], [1.0], [10.0], [4.0], [10.0]])
+    even = np.ones(5)
+    even[1] = 1.001  # the start
+    assert measure.diverse(line, even, 3).tolist() == [1, 2, 3]
+    assert measure.diverse(line, even, 99).tolist() == [1, 2, 3, 0]  # 4 is a copy of 2
+    assert measure.diverse(line, np.array([0.1, 1, 0, 0.5, 0]), 3).tolist() == [1, 3, 0]  # the certain ones never
+    assert measure.diverse(np.empty((0, 1)), np.empty(0), 3).tolist() == []
+
+
+def test_share_interval_is_wilsons() -> None:
+    # 19 of 500: (0.038 + 0.0038415) / 1.0076829 -+ 1.95996 sqrt(0.038 * 0.962 / 500 + 0.0038415 / 2000) / 1.0076829
+    assert measure.share_interval(19, 500) == pytest.approx((2.4460, 5.8585), abs=1e-4)
+    assert measure.share_interval(0, 10)[0] == pytest.approx(0, abs=1e-9)
+    assert measure.share_interval(0, 10)[1] == pytest.approx(27.75, abs=0.01)

@@ -1,0 +1,254 @@
+"""The page tells the truth about a run, parses, and needs nothing but itself."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mixmatch import api, data
+from mixmatch.cli import main
+from mixmatch.errors import MixMatchError
+from mixmatch.experiments.gain import gain
+from mixmatch.report import gather, measure, render, write_report
+from mixmatch.report.gather import Judged, Shown
+from mixmatch.report.page import data_uri
+
+
+def alone(html: str, page: Any) -> None:
+    """Nothing is loaded, nothing runs."""
+    for tag, attributes in page.tags:
+        assert tag not in ("script", "link", "iframe", "object", "embed", "base")
+        assert "href" not in attributes
+        assert not any(name.startswith("on") for name in attributes)
+        assert (attributes.get("src") or "data:image/").startswith("data:image/")
+    assert "url(" not in html
+    assert "@import" not in html
+    assert "://" not in html
+
+
+@pytest.fixture(scope="module")
+def predicted(digits_run: Path) -> tuple[np.ndarray, np.ndarray]:
+    test = data.load("digits").test
+    return api.load(digits_run, device="cpu").predict_proba(test.images), test.labels
+
+
+@pytest.fixture(scope="module")
+def written(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    _, page, to_label = write_report(digits_run, tmp_path_factory.mktemp("page") / "report.html", device="cpu")
+    assert to_label is not None
+    return page, to_label
+
+
+def test_verdict_first_and_numbers_right(digits_run: Path, written, read_page, predicted) -> None:
+    html = written[0].read_text(encoding="utf-8")
+    page = read_page(html)
+    alone(html, page)
+    probabilities, labels = predicted
+    answers = probabilities.argmax(axis=1)
+    sentence = gain(
+        api.load(digits_run, device="cpu"), api.load(digits_run / "baseline", device="cpu"), data.load("digits").test
+    ).sentence
+    assert page.text.index(sentence) < page.text.index("Test error over steps")
+    order = ["Test error over steps", "taken for what", "Class by class", "as sure as", "The guesses", "Most confident"]
+    places = [page.text.index(title) for title in [*order, "Worth labeling", "Settings and hardware"]]
+    assert places == sorted(places)
+
+    for folder, name in ((digits_run, "mixmatch"), (digits_run / "baseline", "labels alone")):
+        last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+        assert f"{name} {last['test_error']:.1f} %" in page.text
+
+    counts = np.zeros((10, 10), int)
+    for truth, answer in zip(labels, answers, strict=True):
+        counts[truth, answer] += 1
+    shown = [[int(cell.replace("·", "0")) for cell in row[1:]] for row in page.tables["confusion"][1:]]
+    assert shown == counts.tolist()
+
+    by_name = {row[0]: row[1:] for row in page.tables["scores"][1:]}
+    for c in range(10):
+        of_class, given = labels == c, answers == c
+        wrong = 100 * (answers[of_class] != c).mean()
+        precision = f"{100 * (labels[given] == c).mean():.1f}" if given.any() else "–"
+        expected = ["2", str(of_class.sum()), f"{wrong:.1f}", precision, f"{100 - wrong:.1f}"]
+        assert by_name[str(c)] == expected
+    errors = [float(row[3]) for row in page.tables["scores"][1:]]
+    assert errors == sorted(errors, reverse=True)
+
+    error = 0.0
+    sure, right = probabilities.max(axis=1), answers == labels
+    for b in range(15):
+        inside = (sure > b / 15) & (sure <= (b + 1) / 15)
+        error += abs(right[inside].sum() - sure[inside].sum()) / len(sure)
+    assert f"Expected calibration error {100 * error:.1f} % (15 bins of equal width)" in page.text
+
+
+def test_mistakes_and_images_to_label(written, read_page, predicted) -> None:
+    page = read_page(written[0].read_text(encoding="utf-8"))
+    probabilities, labels = predicted
+    wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
+    surest = wrong[probabilities[wrong].max(axis=1).argmax()]
+    mistakes = page.text[page.text.index("Most confident mistakes") :]
+    told = rf"said {probabilities[surest].argmax()} {100 * probabilities[surest].max():.1f} % is {labels[surest]} "
+    assert re.search(rf"{told}row {surest} ", mistakes)
+    assert mistakes.index(f"row {surest} ") < mistakes.index("Worth labeling next")
+    assert page.count("img") == 48
+
+    rows = list(csv.DictReader(io.StringIO(written[1].read_text(encoding="utf-8"))))
+    assert list(rows[0]) == ["row", "score", "predicted", "probability"]
+    assert len({row["row"] for row in rows}) == len(rows) == 1277 // 20
+    unlabeled = data.load("digits").train.images[[int(row["row"]) for row in rows]]
+    again = api.load(written[1].parent, device="cpu").predict_proba(unlabeled)
+    assert [float(row["score"]) for row in rows] == pytest.approx(measure.uncertainty(again), rel=1e-4)
+    assert [row["predicted"] for row in rows] == [str(c) for c in again.argmax(axis=1)]
+    assert float(rows[0]["score"]) == max(float(row["score"]) for row in rows)
+    labeled = json.loads((written[1].parent / "config.json").read_text())["split"]["labeled_rows"]
+    assert not {int(row["row"]) for row in rows} & set(labeled)
+
+
+def test_without_baseline_the_test_error_is_the_verdict(digits_run: Path, read_page) -> None:
+    report = gather(digits_run / "baseline", device="cpu")
+    assert report.gain is None
+    assert report.judged is not None
+    page = read_page(render(report))
+    assert f"The test error is {report.judged.error:.1f} %: {report.judged.wrong} of 500 test images" in page.text
+    assert "The method supervised guesses no labels" in page.text
+    last = json.loads((digits_run / "baseline" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert report.judged.error == pytest.approx(last["test_error"])
+
+
+def test_own_images_without_test_images(own_run: Path, read_page, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["mixmatch", "report", str(own_run), "--json", "--device", "cpu"])
+    main_exit(0)
+    told = json.loads(capsys.readouterr().out)
+    assert told["error"] is None
+    assert told["report"] == str(own_run / "report.html")
+    html = (own_run / "report.html").read_text(encoding="utf-8")
+    page = read_page(html)
+    alone(html, page)
+    assert told["verdict"] in page.text
+    assert "There are too few labels to judge this model by: '" in page.text
+    for title in ("Test error over steps", "Class by class", "Most confident mistakes", "Is it as sure"):
+        assert title not in page.text
+    assert page.text.index("my <photos>: mixmatch") < page.text.index("Worth labeling next")
+    with (own_run / "label-next.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 12
+    folder = own_run.parent / "my <photos>"
+    for row in rows:
+        assert (folder / row["file"]).is_file()
+        assert row["file"].startswith("unlabeled/<b")
+        assert row["file"] in page.text  # as written, so it was escaped
+    assert "<b> &" not in html
+
+
+def test_names_of_images_held_out(own_run: Path, tmp_path: Path) -> None:
+    """Where labels are held out, a mistake is called by the file it was."""
+    folder = tmp_path / "photos"
+    for i in range(30):
+        where = folder / ("dark", "light", "unlabeled")[i // 10]
+        where.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (32, 32), 8 * i).save(where / f"{i}.png")
+    settings = {"steps": 2, "eval_every": 2, "batch_size": 4, "network": "wrn-small", "pad": 1}
+    api.train(str(folder), out=tmp_path / "run", device="cpu", **settings)
+    report = gather(tmp_path / "run", device="cpu")
+    assert report.judged is not None
+    assert report.judged.images == 4
+    assert len(report.judged.mistakes) == report.judged.wrong > 0
+    for shown in report.judged.mistakes:
+        with Image.open(folder / shown.name) as image:
+            assert (np.asarray(image) == shown.pixels[..., 0]).all()
+        assert shown.name.startswith(f"{shown.true}/")
+
+
+def test_many_classes_show_the_most_confused(digits_run: Path, read_page) -> None:
+    report = gather(digits_run, device="cpu")
+    rng = np.random.default_rng(1)
+    labels, answers = rng.integers(0, 100, 3000), rng.integers(0, 100, 3000)
+    answers[:2000] = labels[:2000]
+    counts = measure.confusion(labels, answers, 100)
+    sure = measure.calibration(np.eye(100)[answers], labels)
+    mistake = Shown(np.zeros((8, 8, 1), np.uint8), '<i>"&', '<i>"taken"', 0.99999, true="<i>&amp;")
+    judged = Judged(3000, int((labels != answers).sum()), counts, measure.class_scores(counts), sure, [mistake])
+    classes = tuple(f'<i>{c} & "x"' for c in range(100))
+    page = read_page(render(replace(report, classes=classes, labels=[5] * 100, judged=judged)))
+    shown = page.tables["confusion"]
+    assert len(shown) - 1 == len(shown[0]) - 1 <= 12
+    assert f"Only {len(shown) - 1} of the 100 classes are shown" in page.text
+    assert "the other 80 classes" in page.text
+    assert len([row for row in page.tables["scores"] if row[0].startswith("<i>")]) == 100
+    assert 'said <i>"taken" >99.9 % is <i>&amp; row <i>"&' in page.text
+
+
+def test_metrics_that_are_not_finite_do_not_break_the_page(digits_run: Path, read_page) -> None:
+    report = gather(digits_run, device="cpu")
+    metrics = [{**m, "loss": float("nan"), "strange <&>": 1e-9, "text": "no number"} for m in report.metrics]
+    html = render(replace(report, metrics=metrics))
+    assert "strange <&>" in read_page(html).text
+    assert not re.search(r'"[^"]*\bnan\b', html.partition("<svg")[2])
+    assert render(replace(report, metrics=[], baseline=[]))
+
+
+def test_pictures_are_exact_or_small() -> None:
+    pixels = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
+    kind, content = data_uri(pixels).split(",")
+    assert kind == "data:image/png;base64"
+    assert (np.asarray(Image.open(io.BytesIO(base64.b64decode(content)))) == pixels).all()
+    noise = np.random.default_rng(0).integers(0, 256, (224, 224, 3)).astype(np.uint8)
+    assert len(data_uri(noise)) < 20_000
+    assert data_uri(np.zeros((224, 224, 1), np.uint8)).startswith("data:image/jpeg")
+
+
+def main_exit(code: int) -> None:
+    """Run the command that `sys.argv` holds; how it ends is its exit code."""
+    ended: Any = 0
+    try:
+        main()
+    except SystemExit as stopped:
+        ended = stopped.code or 0
+    assert ended == code
+
+
+@pytest.mark.parametrize("case", ["nothing", "unfinished", "changed", "gone", "unwritable"])
+def test_what_a_user_can_put_right_is_one_line(
+    case: str, digits_run: Path, own_run: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    run, says, options = tmp_path / "run", "", []
+    if case == "nothing":
+        says = "not a run folder"
+    else:
+        run.mkdir()
+        for name in ("config.json", "result.json", "metrics.jsonl", "model.safetensors"):
+            (run / name).write_bytes(((own_run if case == "gone" else digits_run) / name).read_bytes())
+    if case == "unfinished":
+        (run / "result.json").unlink()
+        says = "is not finished"
+    if case == "changed":
+        config = json.loads((run / "config.json").read_text())
+        config["split"]["hash"] = "0" * 16
+        (run / "config.json").write_text(json.dumps(config))
+        says = "the data has changed"
+    if case == "gone":
+        config = json.loads((run / "config.json").read_text())
+        config["settings"]["data"] = "nowhere/at/all"
+        (run / "config.json").write_text(json.dumps(config))
+        says = "nowhere/at/all"
+    if case == "unwritable":
+        options, says = ["--output", str(tmp_path / "no" / "folder" / "x.html")], "cannot write"
+    monkeypatch.setattr(sys, "argv", ["mixmatch", "report", str(run), "--device", "cpu", *options])
+    main_exit(2)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in err
+    assert err.count("\n") == 1
+    with pytest.raises(MixMatchError):
+        write_report(run, options[1] if options else None, device="cpu")
