@@ -38,6 +38,9 @@ def test_train_judge_evaluate_predict(call, photos: Path, tmp_path: Path) -> Non
     assert record["settings"]["pad"] == 4  # an eighth of 32
     assert "% test error with the labels alone" in record["verdict"]
     assert "labeled images held out" in record["verdict"]
+    assert record["report"] == str(out / "report.html")
+    assert "% test error with the labels alone" in (out / "report.html").read_text()
+    assert (out / "label-next.csv").read_text().startswith("file,score,predicted")
     assert json.loads((out / "baseline" / "result.json").read_text())["method"] == "supervised"
 
     result = call(

@@ -12,6 +12,7 @@ from mixmatch import api
 from mixmatch.cli.options import DataDir, Json, Strict, console, parse_labels, print_json
 from mixmatch.experiments.gain import gain
 from mixmatch.methods import METHODS
+from mixmatch.report import write_report
 from mixmatch.settings import Settings, from_dict
 from mixmatch.training.evaluate import REPORTED
 from mixmatch.training.progress import Quiet, duration
@@ -146,9 +147,12 @@ def train(
     record = api.train(data, out=out, checkpoint=checkpoint, **common, **given)
     settings = from_dict(record["settings"])
     folder = out or api.default_folder(settings)
-    verdict = _judge(folder, settings, common, given, baseline) if api.is_own(data) else None
+    verdict = page = None
+    if api.is_own(data):
+        verdict = _judge(folder, settings, common, given, baseline)
+        page = write_report(folder, device=device)[1]
     if as_json:
-        print_json(record if verdict is None else {**record, "verdict": verdict})
+        print_json(record if verdict is None else {**record, "verdict": verdict, "report": str(page)})
         return
     screen = console()
     if record["error"] is not None:
@@ -159,7 +163,7 @@ def train(
             soft_wrap=True,
         )
     if verdict is not None:
-        screen.print(verdict, soft_wrap=True, markup=False)
+        screen.print(f"{verdict}\nreport: {page}", soft_wrap=True, markup=False)
     screen.print(f"model: {folder / 'model.safetensors'}", soft_wrap=True)
 
 

@@ -1,0 +1,262 @@
+"""What a training step costs: a textbook loop beside our engine, in one run, on this machine.
+
+    python benchmarks/step_time.py                                     # MixMatch on wrn-28-2, this machine's device
+    python benchmarks/step_time.py --method vat --batch-size 256
+    python benchmarks/step_time.py --device cpu --network wrn-10-1 --json
+
+Rows: (a) the loop as people write it: fp32, eager, a DataLoader with per-image augmentation and four workers (none on
+a CPU), a forward pass per batch, `.item()` on each loss; (b) our engine, eager, at fp32; (c) our engine at its default
+on this device. Images are random: a step's cost does not depend on what they show. Times are medians of repeats after
+a warm-up, with the device synchronized. The textbook loop is MixMatch with official passes whatever `--method` is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.flop_counter import FlopCounterMode
+
+from mixmatch import networks
+from mixmatch.api import pick_device
+from mixmatch.data.source import Images, Source
+from mixmatch.data.split import make_split
+from mixmatch.settings import Settings, resolve
+from mixmatch.training.engine import Trainer
+
+CLASSES, SIZE, LABELS = 10, 32, 250
+
+
+class Augmented(Dataset[Any]):
+    """Per-image augmentation in Python, as in the usual tutorial."""
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray, views: int) -> None:
+        self.images, self.labels, self.views = images, labels, views
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[list[Tensor], int]:
+        return [self._augment(self.images[index]) for _ in range(self.views)], int(self.labels[index])
+
+    @staticmethod
+    def _augment(image: np.ndarray) -> Tensor:
+        if np.random.rand() < 0.5:
+            image = image[:, ::-1]
+        image = np.pad(image, ((4, 4), (4, 4), (0, 0)), mode="reflect")
+        y, x = np.random.randint(0, 9, 2)
+        image = image[y : y + SIZE, x : x + SIZE]
+        return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1))).float() / 127.5 - 1
+
+
+def endless(loader: DataLoader[Any]):  # type: ignore[no-untyped-def]
+    while True:
+        yield from loader
+
+
+def textbook(source: Source, settings: Settings, device: torch.device) -> Callable[[], None]:
+    """A step of MixMatch as people write it."""
+    split = make_split(source, LABELS, seed=1)
+    workers = 4 if device.type == "cuda" else 0
+    loaders = []
+    for rows, views in ((split.labeled, 1), (split.unlabeled, 2)):
+        data = Augmented(source.train.images[rows], source.train.labels[rows], views)
+        loaders.append(
+            endless(
+                DataLoader(
+                    data,
+                    settings.batch_size,
+                    shuffle=True,
+                    drop_last=True,
+                    num_workers=workers,
+                    persistent_workers=workers > 0,
+                )
+            )
+        )
+    model = networks.build(settings.network, CLASSES, (3, SIZE, SIZE)).to(device).train()
+    average = networks.build(settings.network, CLASSES, (3, SIZE, SIZE)).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
+
+    def interleave(batches: list[Tensor]) -> list[Tensor]:
+        size = len(batches[0]) // len(batches)
+        for i in range(1, len(batches)):
+            part = slice(i * size, (i + 1) * size if i < len(batches) - 1 else None)
+            batches[0][part], batches[i][part] = batches[i][part].clone(), batches[0][part].clone()
+        return batches
+
+    def step() -> None:
+        (x,), y = next(loaders[0])
+        (u1, u2), _ = next(loaders[1])
+        x, y, u1, u2 = x.to(device), F.one_hot(y.to(device), CLASSES).float(), u1.to(device), u2.to(device)
+        with torch.no_grad():
+            p = (torch.softmax(model(u1), 1) + torch.softmax(model(u2), 1)) / 2
+            q = p**2 / (p**2).sum(1, keepdim=True)
+        images, targets = torch.cat([x, u1, u2]), torch.cat([y, q, q])
+        lam = torch.distributions.Beta(0.75, 0.75).sample([len(images)]).to(device)
+        lam = torch.max(lam, 1 - lam)
+        order = torch.randperm(len(images), device=device)
+        images = lam[:, None, None, None] * images + (1 - lam[:, None, None, None]) * images[order]
+        targets = lam[:, None] * targets + (1 - lam[:, None]) * targets[order]
+        batches = interleave(list(images.split(settings.batch_size)))
+        logits = interleave([model(batch).clone() for batch in batches])
+        logits_u = torch.cat(logits[1:])
+        loss_x = -(targets[: len(x)] * F.log_softmax(logits[0], 1)).sum(1).mean()
+        loss_u = ((torch.softmax(logits_u, 1) - targets[len(x) :]) ** 2).mean()
+        loss = loss_x + 75 * loss_u
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for live, mean in zip(model.parameters(), average.parameters(), strict=True):
+                live.mul_(1 - 0.02 * 0.002)
+                mean.mul_(0.999).add_(live, alpha=0.001)
+        loss.item(), loss_x.item(), loss_u.item()
+
+    return step
+
+
+def engine(source: Source, settings: Settings, device: torch.device) -> Callable[[], None]:
+    """A step of ours."""
+    torch.manual_seed(0)
+    network = networks.build(settings.network, CLASSES, (3, SIZE, SIZE))
+    trainer = Trainer(settings, source, make_split(source, LABELS, seed=1), network, device)
+    return lambda: trainer.advance(trainer.step + 1)
+
+
+def measure(make: Callable[[], Callable[[], None]], device: torch.device, seconds: float) -> dict[str, float]:
+    """Median milliseconds a step over repeats, peak memory and set-up seconds."""
+
+    def synchronize() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    began = time.perf_counter()
+    step = make()
+    step()
+    synchronize()
+    setup = time.perf_counter() - began
+    if device.type == "cuda":
+        for _ in range(10):
+            step()
+        synchronize()
+    began = time.perf_counter()
+    step()
+    synchronize()
+    one = time.perf_counter() - began
+    count = max(1, min(100, int(seconds / 5 / one)))
+    times = []
+    while len(times) < 3 or (sum(times) < seconds and len(times) < 20):
+        began = time.perf_counter()
+        for _ in range(count):
+            step()
+        synchronize()
+        times.append(time.perf_counter() - began)
+        if sum(times) > 3 * seconds:
+            break
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device) / 2**20
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # of the process so far, all rows together
+    return {"ms_per_step": 1000 * statistics.median(times) / count, "peak_mib": peak, "setup_seconds": setup}
+
+
+def flops_of_step(settings: Settings) -> float:
+    """Floating-point operations a step must do: passes over images, a backward counting as two forwards."""
+    network: nn.Module = networks.build(settings.network, CLASSES, (3, SIZE, SIZE)).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network(torch.zeros(1, 3, SIZE, SIZE))
+    K = settings.method_settings.get("K", 2)
+    forwards = {
+        "mixmatch": K + 3 * (K + 1),
+        "supervised": 3,
+        "supervised-mixup": 3,
+        "pi-model": 7,
+        "mean-teacher": 7,
+        "pseudo-label": 6,
+        "mixup": 7,
+        "ict": 7,
+        "vat": 3 + 3 + 1 + 3 + 3,
+    }[settings.method]
+    return float(counter.get_total_flops()) * settings.batch_size * forwards
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--method", default="mixmatch")
+    parser.add_argument("--passes", choices=("official", "fused"), default="fused")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--network", default=None, help="default: wrn-28-2, on a CPU wrn-10-1")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--seconds", type=float, default=None, help="to spend on each row")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+
+    device = pick_device(args.device)
+    network = args.network or ("wrn-28-2" if device.type == "cuda" else "wrn-10-1")
+    seconds = args.seconds or (10.0 if device.type == "cuda" else 6.0)
+    given: dict[str, Any] = {"method": args.method, "network": network, "batch_size": args.batch_size, "valid": 0}
+    if args.method == "mixmatch":
+        given["passes"] = args.passes
+    settings = resolve("cifar10", given)
+    random = np.random.default_rng(0)
+    images = Images(
+        random.integers(0, 256, (10_000, SIZE, SIZE, 3), np.uint8), np.arange(10_000, dtype=np.int64) % CLASSES
+    )
+    source = Source("random", tuple(map(str, range(CLASSES))), images, images)
+    default = replace(settings, precision="bf16" if device.type == "cuda" else "fp32")
+
+    variants: dict[str, Callable[[], Callable[[], None]]] = {
+        "textbook loop": lambda: textbook(source, settings, device),
+        "ours, eager, fp32": lambda: engine(source, settings, device),
+        f"ours, default ({default.precision})": lambda: engine(source, default, device),
+    }
+    flops = flops_of_step(settings)
+    rows: list[dict[str, Any]] = []
+    for name, make in variants.items():
+        row = {"name": name, "method": args.method, "batch_size": args.batch_size, "network": network}
+        row |= measure(make, device, seconds)
+        row["images_per_second"] = 1000 * 3 * args.batch_size / row["ms_per_step"]
+        row["tflops"] = flops / row["ms_per_step"] / 1e9
+        row["ratio"] = (rows[0] if rows else row)["ms_per_step"] / row["ms_per_step"]
+        rows.append(row)
+    if args.json:
+        print(json.dumps({"device": _device_name(device), "threads": torch.get_num_threads(), "rows": rows}, indent=1))
+        return
+    passes = f", {args.passes} passes" if args.method == "mixmatch" else ""
+    title = f"{args.method}{passes}, {network}, batch {args.batch_size}, {_device_name(device)}"
+    table = Table("", "ms/step", "images/s", "ratio", "TFLOP/s", "peak MiB", "set-up s", title=title)
+    for row in rows:
+        table.add_row(
+            row["name"],
+            f"{row['ms_per_step']:.2f}",
+            f"{row['images_per_second']:,.0f}",
+            f"{row['ratio']:.2f}x",
+            f"{row['tflops']:.2f}",
+            f"{row['peak_mib']:,.0f}",
+            f"{row['setup_seconds']:.1f}",
+        )
+    Console().print(table)
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+
+
+if __name__ == "__main__":
+    main()
