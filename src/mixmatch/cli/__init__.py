@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -59,18 +59,33 @@ def _main(
 def main() -> None:
     """Run a command. What a user can put right is one line on standard error and exit code 2."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except MixMatchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(str(error), 2)
     except Interrupted as stopped:
         again = "go on with --resume" if sys.argv[1:2] == ["train"] else "the same command goes on from there"
         print(f"stopped at step {stopped.step:,}, which is saved: {again}", file=sys.stderr)
         sys.exit(128 + stopped.signal)
-    except SystemExit as ended:
-        if ended.code == 130:  # what typer makes of Ctrl-C
-            print("stopped", file=sys.stderr)
-        raise
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
     except BrokenPipeError:  # `mixmatch ... | head`
         sys.stderr.close()
         sys.exit(141)
+    except Exception as error:
+        # The option parser's own errors; their class depends on typer's version.
+        if not hasattr(error, "format_message"):
+            raise
+        message = " ".join(error.format_message().split())
+        if not message:  # no arguments at all: the help
+            error.show()  # type: ignore[attr-defined]
+            sys.exit(2)
+        command = getattr(getattr(error, "ctx", None), "command_path", "mixmatch")
+        _fail(f"{message} (see {command} --help)", 2)
+    if code == 130:  # also what typer makes of Ctrl-C
+        print("stopped", file=sys.stderr)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(code)
