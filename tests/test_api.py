@@ -382,3 +382,14 @@ def test_someone_elses_file(tmp_path: Path) -> None:
     safetensors.torch.save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors")
     with pytest.raises(MixMatchError, match="is not a model of mixmatch"):
         mixmatch.load(tmp_path / "model.safetensors")
+
+
+def test_a_commit_that_was_only_told_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside a checkout nobody can tell whether the files are those of the commit."""
+    from mixmatch.training import record
+
+    monkeypatch.setattr(record, "_commit", lambda folder: None)
+    monkeypatch.setenv("MIXMATCH_COMMIT", "abc123")
+    assert record.versions()["commit"] == "abc123 (told, not checked)"
+    monkeypatch.delenv("MIXMATCH_COMMIT")
+    assert record.versions()["commit"] is None
