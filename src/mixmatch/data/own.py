@@ -6,6 +6,7 @@ order train, then test, so that each part is a slice: of a memory-mapped file no
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -48,7 +49,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Own:
+class Own(ABC):
     """What images and features have in common: N rows, train before test, each with a label or `UNKNOWN`."""
 
     name: str
@@ -72,9 +73,9 @@ class Own:
         return len(self.labels)
 
     @property
+    @abstractmethod
     def inputs(self) -> npt.NDArray[Any]:
         """The rows as a network gets them: `images` or `features`."""
-        raise NotImplementedError
 
     @property
     def num_train(self) -> int:
