@@ -6,8 +6,10 @@
 
 Rows: (a) the loop as people write it: fp32, eager, a DataLoader with per-image augmentation and four workers (none on
 a CPU), a forward pass per batch, `.item()` on each loss; (b) our engine, eager, at fp32; (c) our engine at its default
-on this device. Images are random: a step's cost does not depend on what they show. Times are medians of repeats after
-a warm-up, with the device synchronized. The textbook loop is MixMatch with official passes whatever `--method` is.
+on this device: on CUDA bf16, compiled and recorded as a graph; (d) with `--side-by-side`, so many such runs sharing the
+device, each step counted. Images are random: a step's cost does not depend on what they show. Times are medians of
+repeats after a warm-up, with the device synchronized. The textbook loop is MixMatch with official passes whatever
+`--method` is.
 """
 
 from __future__ import annotations
@@ -31,13 +33,15 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from mixmatch import networks
-from mixmatch.api import pick_device
+from mixmatch.api import default_precision, pick_device
 from mixmatch.data.source import Images, Source
 from mixmatch.data.split import make_split
 from mixmatch.settings import Settings, resolve
 from mixmatch.training.engine import Trainer
 
 CLASSES, SIZE, LABELS = 10, 32, 250
+TURN = 32
+"""Steps a run takes before another has its turn."""
 
 
 class Augmented(Dataset[Any]):
@@ -67,8 +71,12 @@ def endless(loader: DataLoader[Any]):  # type: ignore[no-untyped-def]
         yield from loader
 
 
-def textbook(source: Source, settings: Settings, device: torch.device) -> Callable[[], None]:
-    """A step of MixMatch as people write it."""
+Steps = Callable[[int], None]
+"""Takes so many steps."""
+
+
+def textbook(source: Source, settings: Settings, device: torch.device) -> Steps:
+    """Steps of MixMatch as people write them."""
     split = make_split(source, LABELS, seed=1)
     workers = 4 if device.type == "cuda" else 0
     loaders = []
@@ -125,18 +133,32 @@ def textbook(source: Source, settings: Settings, device: torch.device) -> Callab
                 mean.mul_(0.999).add_(live, alpha=0.001)
         loss.item(), loss_x.item(), loss_u.item()
 
-    return step
+    def steps(count: int) -> None:
+        for _ in range(count):
+            step()
+
+    return steps
 
 
-def engine(source: Source, settings: Settings, device: torch.device) -> Callable[[], None]:
-    """A step of ours."""
-    torch.manual_seed(0)
-    network = networks.build(settings.network, CLASSES, (3, SIZE, SIZE))
-    trainer = Trainer(settings, source, make_split(source, LABELS, seed=1), network, device)
-    return lambda: trainer.advance(trainer.step + 1)
+def engine(source: Source, settings: Settings, device: torch.device, fast: bool, runs: int = 1) -> Steps:
+    """Steps of ours, taken in turns by several runs."""
+    trainers = []
+    for seed in range(1, runs + 1):
+        torch.manual_seed(seed)
+        network = networks.build(settings.network, CLASSES, (3, SIZE, SIZE))
+        split, own = make_split(source, LABELS, seed=seed), replace(settings, seed=seed)
+        trainers.append(Trainer(own, source, split, network, device, compile=fast, record=fast))
+
+    def steps(count: int) -> None:
+        for done in range(0, count, TURN * runs):
+            left = min(TURN * runs, count - done)
+            for number, trainer in enumerate(trainers):
+                trainer.advance(trainer.step + (left + number) // runs)
+
+    return steps
 
 
-def measure(make: Callable[[], Callable[[], None]], device: torch.device, seconds: float) -> dict[str, float]:
+def measure(make: Callable[[], Steps], device: torch.device, seconds: float) -> dict[str, float]:
     """Median milliseconds a step over repeats, peak memory and set-up seconds."""
 
     def synchronize() -> None:
@@ -147,24 +169,19 @@ def measure(make: Callable[[], Callable[[], None]], device: torch.device, second
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     began = time.perf_counter()
-    step = make()
-    step()
+    steps = make()
+    steps(5 * 32 if device.type == "cuda" else 1)  # what is compiled or recorded is so by then
     synchronize()
     setup = time.perf_counter() - began
-    if device.type == "cuda":
-        for _ in range(10):
-            step()
-        synchronize()
     began = time.perf_counter()
-    step()
+    steps(1)
     synchronize()
     one = time.perf_counter() - began
-    count = max(1, min(100, int(seconds / 5 / one)))
-    times = []
+    count = max(1, min(320, int(seconds / 5 / one)))
+    times: list[float] = []
     while len(times) < 3 or (sum(times) < seconds and len(times) < 20):
         began = time.perf_counter()
-        for _ in range(count):
-            step()
+        steps(count)
         synchronize()
         times.append(time.perf_counter() - began)
         if sum(times) > 3 * seconds:
@@ -203,6 +220,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--network", default=None, help="default: wrn-28-2, on a CPU wrn-10-1")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--side-by-side", type=int, default=5, metavar="RUNS", help="on CUDA; 1: leave that row out")
     parser.add_argument("--seconds", type=float, default=None, help="to spend on each row")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -219,13 +237,17 @@ def main() -> None:
         random.integers(0, 256, (10_000, SIZE, SIZE, 3), np.uint8), np.arange(10_000, dtype=np.int64) % CLASSES
     )
     source = Source("random", tuple(map(str, range(CLASSES))), images, images)
-    default = replace(settings, precision="bf16" if device.type == "cuda" else "fp32")
+    default = replace(settings, precision=default_precision(settings, device, source.input_shape))
 
-    variants: dict[str, Callable[[], Callable[[], None]]] = {
+    fast = device.type == "cuda"
+    variants: dict[str, Callable[[], Steps]] = {
         "textbook loop": lambda: textbook(source, settings, device),
-        "ours, eager, fp32": lambda: engine(source, settings, device),
-        f"ours, default ({default.precision})": lambda: engine(source, default, device),
+        "ours, eager, fp32": lambda: engine(source, settings, device, fast=False),
+        f"ours, default ({default.precision})": lambda: engine(source, default, device, fast),
     }
+    if args.side_by_side > 1 and device.type == "cuda":
+        runs = args.side_by_side
+        variants[f"{runs} such runs side by side"] = lambda: engine(source, default, device, fast, runs)
     flops = flops_of_step(settings)
     rows: list[dict[str, Any]] = []
     for name, make in variants.items():

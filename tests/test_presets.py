@@ -61,7 +61,21 @@ def test_every_preset_is_in_the_table_above_or_for_the_small_data_set() -> None:
     assert set(METHOD_PRESETS) <= {(data, method) for data in COMMANDS for method in COMMANDS[data]} | {
         ("digits", "mixmatch"),
         ("digits", "vat"),
+        ("digits-test", "mixmatch"),
+        ("svhn-test", "mixmatch"),
     }
+
+
+def test_the_pate_student_s_presets() -> None:
+    """The authors' privacy script: w_match 75, beta 0.75, wd 0.04, 2^13 kimg; the rest as for SVHN."""
+    settings = resolve("svhn-test", {})
+    assert (settings.steps, settings.weight_decay, settings.labels, settings.valid) == (131_072, 0.04, 138, 0)
+    assert (settings.method_settings["lambda_u"], settings.method_settings["alpha"]) == (75, 0.75)
+    assert (settings.method_settings["ramp"], settings.eval_every, settings.flip) == (16384, 1024, False)
+    vat, usual = resolve("svhn-test", {"method": "vat"}), resolve("svhn", {"method": "vat"})
+    assert vat.method_settings == usual.method_settings
+    assert (vat.weight_decay, vat.steps) == (usual.weight_decay, 131_072)
+    assert resolve("digits-test", {"labels": 30}).network == "wrn-small"
 
 
 @pytest.mark.parametrize("data", COMMANDS)
@@ -102,7 +116,7 @@ def test_augmentation_and_network_follow_the_data(data: str, pad: int, flip: boo
     """Section 1.3: digits in house numbers are not flipped, STL-10's larger images are shifted by up to 12."""
     settings = resolve(data, {})
     assert (settings.pad, settings.flip, settings.network, settings.labels) == (pad, flip, network, labels)
-    assert set(DATA_PRESETS) == {*COMMANDS, "digits"}
+    assert set(DATA_PRESETS) == {*COMMANDS, "digits", "digits-test", "svhn-test"}
 
 
 def test_what_is_given_wins_over_the_preset() -> None:

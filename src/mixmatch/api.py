@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,19 +14,25 @@ from torch import nn
 from mixmatch import networks
 from mixmatch import settings as settings_
 from mixmatch.classifier import Classifier
-from mixmatch.data import SOURCES, read_own
+from mixmatch.data import SOURCES, holds_features, read_own
 from mixmatch.data import load as load_data
-from mixmatch.data.source import Source
+from mixmatch.data.own import Own
+from mixmatch.data.source import UNKNOWN, Features, Source
 from mixmatch.data.split import Split, make_split
+from mixmatch.data.table import Encoding
 from mixmatch.draws import torch_seed
 from mixmatch.errors import MixMatchError
-from mixmatch.settings import Settings
+from mixmatch.settings import Kind, Precision, Settings
 from mixmatch.training import engine, progress
 from mixmatch.training.checkpoint import Checkpoint
 from mixmatch.training.record import make_record
 from mixmatch.training.run import Record, RunFolder
+from mixmatch.training.together import SIDE_BY_SIDE, Turns, draws_itself
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
+
+WORTH_COMPILING = 4096
+"""A run of so many steps on CUDA repays the minute it takes to compile them."""
 
 
 def train(
@@ -36,28 +44,41 @@ def train(
     checkpoint_every: int | None = None,
     network: str | nn.Module | None = None,
     device: str = "auto",
+    compile: bool | None = None,
     data_dir: str | Path | None = None,
     strict: bool = False,
     labels_file: str | Path | None = None,
     image_size: int | None = None,
+    label_column: str | None = None,
+    part_column: str | None = None,
+    ignore: Sequence[str] | None = None,
+    split: Split | None = None,
+    part: Mapping[str, Any] | None = None,
     reporter: progress.Reporter | None = None,
     **settings: Any,
 ) -> Record:
     """Train a classifier; the run is a folder that holds the model, its metrics and all it takes to go on.
 
     Args:
-        data: a built-in name (`digits`, `cifar10`, ...), a folder of your own images, or a `Source` of your own
-            arrays.
+        data: a built-in name (`digits`, `cifar10`, ...), a folder of your own images, a file of your own arrays
+            (.npz, .npy) or a table (.csv, .parquet), or a `Source` of your own arrays.
         out: the run folder; by default `runs/DATA-METHOD-LABELS-seedSEED`.
         resume: go on with the run in `out`. Settings not given are the run's own; others are refused.
         checkpoint: resume from this checkpoint instead of the newest.
         checkpoint_every: steps between checkpoints; by default one a minute.
-        network: a name for `mixmatch.networks.build`, or any `torch.nn.Module` that maps images to logits.
+        network: a name for `mixmatch.networks.build`, or any `torch.nn.Module` that maps images (or features) to
+            logits.
         device: `auto`, `cpu`, `cuda`, `mps`.
+        compile: compile the step for speed: by default on CUDA, where a run is long enough to repay it.
         data_dir: where the data files are; by default MIXMATCH_DATA or a cache folder.
         strict: refuse data files that are not the published ones.
-        labels_file: own images: a CSV of file and label, instead of a folder per class.
+        labels_file: own images: a CSV of file and label, instead of a folder per class; of a .npy file: a .npy file.
         image_size: own images: pixels to resize to; by default chosen from the images.
+        label_column: own table: the column with the label, empty where there is none; by default `label`.
+        part_column: own table: a column that is `test` for rows to judge by.
+        ignore: own table: columns that are no features.
+        split: who is labeled in a `Source` of your own; by default the official procedure deals out `labels`.
+        part: learn from a part of a data set as `mixmatch.privacy` describes it: a teacher's shard, a student's pool.
         reporter: what to show meanwhile; by default a progress bar on a terminal.
         **settings: any of `mixmatch.settings.Settings` and of the method: `method`, `labels`, `seed`, `steps`,
             `batch_size`, `lambda_u`, ... What is not given is what the paper used for this data set.
@@ -70,26 +91,77 @@ def train(
         MixMatchError: for anything the caller can put right.
         Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
     """
+    given = {name: value for name, value in locals().items() if name != "settings"}
+    (outcome,) = train_together([{**given, **settings}], limit=1)
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def train_together(
+    jobs: Sequence[Mapping[str, Any]],
+    limit: int | None = None,
+    started: Callable[[int], None] = lambda number: None,
+    ended: Callable[[int, Record | Exception], None] = lambda number, outcome: None,
+) -> list[Record | Exception]:
+    """Train several runs side by side on one device, where they take turns and fill each other's gaps.
+
+    Each ends as it would have ended alone: bit for bit on a CPU, and on a GPU as near as it is to itself. One that
+    fails does not stop the others.
+
+    Args:
+        jobs: what `train` is to be called with, for each run.
+        limit: how many at a time; by default as many as are worth it and fit into memory, on a CPU one.
+        started: called with the number of a job when it begins.
+        ended: called with the number of a job and what came of it.
+
+    Returns:
+        The record of each run, or the error that ended it.
+
+    Raises:
+        Interrupted: after Ctrl-C or SIGTERM, when every run has saved a checkpoint.
+    """
+    devices = {pick_device(job.get("device", "auto")) for job in jobs}
+    cuda = sorted({device.index or 0 for device in devices if device.type == "cuda"})
+    turns = Turns(limit if limit is not None else SIDE_BY_SIDE if cuda else 1)
+    stop = engine.Stop()
+    with torch.random.fork_rng(devices=cuda), stop.listening():
+        return turns.take(
+            len(jobs), lambda number: _training(jobs[number], stop, turns.limit > 1), stop, started, ended
+        )
+
+
+def _training(job: Mapping[str, Any], stop: engine.Stop, beside: bool) -> Generator[None, None, Record]:
+    """`train` bit by bit."""
+    options = {**_DEFAULTS, **job}
+    settings = {name: value for name, value in options.items() if name not in _DEFAULTS and name != "data"}
+    data, network, split = options["data"], options["network"], options["split"]
+    checkpoint, checkpoint_every, compile = options["checkpoint"], options["checkpoint_every"], options["compile"]
     name = data if isinstance(data, str) else data.name
     if isinstance(network, str):
         settings["network"] = network
     elif network is not None:
         settings["network"] = f"custom:{type(network).__name__}"
-    where = pick_device(device)
+    where = pick_device(options["device"])
     settings = {name: value for name, value in settings.items() if value is not None}
     if checkpoint_every is not None and checkpoint_every < 1:
         raise MixMatchError(f"checkpoint_every={checkpoint_every} must be 1 or more")
-    given_options = {"labels_file": None if labels_file is None else str(labels_file), "image_size": image_size}
-    options = {name: value for name, value in given_options.items() if value is not None}
-    own = isinstance(data, str) and is_own(data)
-    if options and not own:
-        raise MixMatchError(f"{' and '.join(options)} are for your own images, not for '{name}'")
+    settings = {**_of_split(data, split, settings), **settings}
+    reading = {name: options[name] for name in ("labels_file", "image_size", "label_column", "part_column", "ignore")}
+    if reading["labels_file"] is not None:
+        reading["labels_file"] = str(reading["labels_file"])
+    reading["ignore"] = list(reading["ignore"] or ()) or None
+    reading = {name: value for name, value in reading.items() if value is not None}
+    if reading and not (isinstance(data, str) and is_own(data)):
+        raise MixMatchError(f"{' and '.join(reading)} are for your own data, not for '{name}'")
+    own = kind_of(data)
 
-    wanted = _with_precision(settings_.resolve(name, settings, own), settings, where)
-    wanted = replace(wanted, data_options=options)
-    run = RunFolder(Path(out) if out is not None else default_folder(wanted))
+    wanted = settings_.resolve(name, settings, own)
+    reading |= options["part"] or {}
+    wanted = replace(wanted, data_options=reading)
+    run = RunFolder(Path(options["out"]) if options["out"] is not None else default_folder(wanted))
     if run.exists():
-        wanted = _continued(run, name, settings, options, resume, own)
+        wanted = _continued(run, name, settings, reading, options["resume"], own)
         finished = run.result()
         if finished is not None and checkpoint is None:
             return finished
@@ -100,33 +172,53 @@ def train(
             f"{run.path} holds other files and is not a run folder: choose another folder (--out; out=)"
         )
     if isinstance(data, str):
-        source, split, _ = open_data(wanted, data_dir, strict=strict)
+        source, split, _ = open_data(wanted, options["data_dir"], strict=options["strict"])
     else:
-        source, split = data, make_split(data, wanted.labels, wanted.seed, wanted.valid)
-    if own and "pad" not in settings and not run.exists():  # an eighth of the image, as the paper's 4 of 32
-        wanted = replace(wanted, pad=min(source.image_shape[:2]) // 8)
-    with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
-        height, width, channels = source.image_shape
-        torch.manual_seed(torch_seed(wanted.seed, "init"))
-        module = (
-            network
-            if isinstance(network, nn.Module)
-            else networks.build(wanted.network, len(source.classes), (channels, height, width))
-        )
-        if isinstance(network, nn.Module):
-            _check_network(module, len(source.classes), (channels, height, width))
-        trainer = engine.Trainer(wanted, source, split, module, where)
-        with run.lock():  # makes the folder, so everything that may be refused is refused above
-            saved = _begin_or_go_on(run, wanted, source, trainer, checkpoint)
-            shown = reporter if reporter is not None else progress.on_stderr()
-            seconds = engine.fit(
-                trainer, run, progress.Several(shown, progress.TensorBoard(run.path)), saved, checkpoint_every
-            )
-            module.load_state_dict({**module.state_dict(), **trainer.model.ema})
-            Classifier(module, wanted.network, source.classes, (channels, height, width)).save(run.model)
-            record = make_record(wanted, split, run.metrics(), seconds, where)
-            run.write_result(record)
-            return record
+        source, split = data, split or make_split(data, wanted.labels, wanted.seed, wanted.valid)
+    if own == "images" and "pad" not in settings and not run.exists():
+        wanted = replace(wanted, pad=min(source.image_shape[:2]) // 8)  # as the paper's 4 of 32
+    if "precision" not in settings and not run.exists():
+        wanted = replace(wanted, precision=default_precision(wanted, where, source.input_shape))
+    torch.manual_seed(torch_seed(wanted.seed, "init"))
+    if isinstance(network, nn.Module):
+        module = network
+        _check_network(module, len(source.classes), source.input_shape)
+    else:
+        module = networks.build(wanted.network, len(source.classes), source.input_shape, wanted.weights or None)
+    speed = _speed(run, wanted, where, compile)
+    shown = (
+        options["reporter"]
+        if options["reporter"] is not None
+        else progress.on_stderr(f" seed {wanted.seed}" if beside else "")
+    )
+    if beside and speed["record"] and draws_itself(module):
+        speed["record"] = False
+        shown.note("a network with randomness of its own is not recorded beside other runs: it trains more slowly")
+    trainer = engine.Trainer(wanted, source, split, module, where, **speed)
+    with run.lock():  # makes the folder, so everything that may be refused is refused above
+        saved = _begin_or_go_on(run, wanted, source, trainer, checkpoint, compile)
+        reporter = progress.Several(shown, progress.TensorBoard(run.path))
+        seconds = yield from engine.fitting(trainer, run, reporter, stop, saved, checkpoint_every)
+        averaged(trainer).save(run.model)
+        record = make_record(wanted, split, run.metrics(), seconds, where, trainer.engine)
+        run.write_result(record)
+        return record
+
+
+_DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(train).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+}
+"""The options of `train` that are not settings."""
+
+
+def averaged(trainer: engine.Trainer) -> Classifier:
+    """The classifier that a trainer has made: its network gets the averaged weights."""
+    trainer.wait()
+    network, source = trainer.model.network, trainer.source
+    network.load_state_dict({**network.state_dict(), **trainer.model.ema})
+    return Classifier(network, trainer.settings.network, source.classes, source.input_shape, source.encoding)
 
 
 def load(path: str | Path, *, device: str = "auto", network: nn.Module | None = None) -> Classifier:
@@ -145,7 +237,8 @@ def load(path: str | Path, *, device: str = "auto", network: nn.Module | None = 
     shape = tuple(config["input_shape"])
     settings, classes = settings_.from_dict(config["settings"]), tuple(config["classes"])
     tensors = {**saved.weights, **saved.ema}
-    return Classifier.filled(path, tensors, settings.network, classes, shape, where, network)
+    encoding = Encoding.from_dict(config["encoding"]) if "encoding" in config else None
+    return Classifier.filled(path, tensors, settings.network, classes, shape, where, network, encoding)
 
 
 def pick_device(name: str) -> torch.device:
@@ -170,53 +263,104 @@ def default_folder(settings: Settings) -> Path:
 
 
 def is_own(data: str) -> bool:
-    """Whether a name is a path to own data, not a built-in data set."""
-    return data not in SOURCES and Path(data).exists()
+    """Whether a name is a path to own data, not a built-in data set nor the public part of one, as in "svhn-test"."""
+    return data.removesuffix("-test") not in SOURCES and Path(data).exists()
+
+
+def kind_of(data: str | Source) -> Kind | None:
+    """Which of the settings for own data apply: those for images, those for features, or none."""
+    if not isinstance(data, str):
+        return "features" if isinstance(data.train, Features) else None
+    if not is_own(data):
+        return None
+    return "features" if holds_features(Path(data)) else "images"
+
+
+def open_own(settings: Settings) -> Own:
+    """A person's own data, read as the settings say."""
+    return read_own(Path(settings.data), **settings.data_options)
 
 
 def open_data(
     settings: Settings, data_dir: str | Path | None = None, *, strict: bool = False
 ) -> tuple[Source, Split, str]:
     """The data of a run: its source, its split, and one line on what it is judged by."""
+    if "student" in settings.data_options:
+        from mixmatch.privacy.student import open_student
+
+        return open_student(settings, data_dir, strict=strict)
+    if "shard" in settings.data_options:
+        from mixmatch.privacy.teachers import open_shard
+
+        return open_shard(settings, data_dir, strict=strict)
     if not is_own(settings.data):
         source = load_data(settings.data, data_dir, strict=strict)
         split = make_split(source, settings.labels, settings.seed, settings.valid)
         return source, split, f"judged by its {len(split.test):,} test images"
     from mixmatch.data.hold_out import to_source
-    from mixmatch.data.own import OwnData
 
-    options = dict(settings.data_options)
-    labels_file = options.pop("labels_file", None)
-    own = read_own(Path(settings.data), labels_file=labels_file and Path(labels_file), **options)
-    if not isinstance(own, OwnData):
-        raise MixMatchError(f"{settings.data} holds features, not images: only images can be trained on so far")
     if settings.labels != "all" or settings.valid:
         raise MixMatchError("own data is trained with all its labels: leave --labels and --valid away")
-    return to_source(own, settings.seed)
+    return to_source(open_own(settings), settings.seed)
+
+
+def _of_split(data: str | Source, split: Split | None, given: Mapping[str, Any]) -> dict[str, int]:
+    """The settings that a split of one's own decides; others given for them are refused."""
+    if split is None:
+        return {}
+    if isinstance(data, str):
+        raise MixMatchError(f"split= is for a Source of your own, not for '{data}'")
+    for name, count in split.counts().items():
+        rows, there = getattr(split, name), len(data.test if name == "test" else data.train)
+        if count and not (rows.min() >= 0 and rows.max() < there):
+            raise MixMatchError(f"the split's {name} rows go beyond the {there:,} of {data.name}")
+    if len(split.labeled) == 0 or (data.train.labels[split.labeled] == UNKNOWN).any():
+        raise MixMatchError(f"the split of {data.name} must have labeled rows, and each of them a label")
+    decided = {"labels": len(split.labeled), "valid": len(split.valid)}
+    for name, count in decided.items():
+        if given.get(name, count) != count:
+            raise MixMatchError(f"{name}={given[name]} contradicts the split, which has {count:,}")
+    return decided
 
 
 @torch.no_grad()
-def _check_network(network: nn.Module, classes: int, shape: tuple[int, int, int]) -> None:
-    """A network of one's own must map images to logits; found out before anything is written."""
+def _check_network(network: nn.Module, classes: int, shape: tuple[int, ...]) -> None:
+    """A network of one's own must map rows to logits; found out before anything is written."""
+    what = "images" if len(shape) == 3 else "features"
     try:
         logits = network.eval()(torch.zeros(2, *shape, device=next(network.parameters()).device))
     except (RuntimeError, ValueError, StopIteration) as error:
-        what = str(error).splitlines()[0] if str(error) else "it has no parameters"
+        reason = str(error).splitlines()[0] if str(error) else "it has no parameters"
         raise MixMatchError(
-            f"the network does not take images of shape (N, {', '.join(map(str, shape))}): {what}"
+            f"the network does not take {what} of shape (N, {', '.join(map(str, shape))}): {reason}"
         ) from None
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
         got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-        raise MixMatchError(f"the network must give logits (N, {classes}) for N images, not {got}")
+        raise MixMatchError(f"the network must give logits (N, {classes}) for N {what}, not {got}")
 
 
-def _with_precision(resolved: Settings, given: dict[str, Any], device: torch.device) -> Settings:
-    """bf16 where it pays, on CUDA, unless said otherwise."""
-    return resolved if "precision" in given or device.type != "cuda" else replace(resolved, precision="bf16")
+def default_precision(settings: Settings, device: torch.device, input_shape: Sequence[int]) -> Precision:
+    """bf16 where it pays: for images on CUDA, and on a processor with instructions for it if they are not tiny."""
+    if settings.network == "mlp" or len(input_shape) != 3:
+        return "fp32"
+    if device.type == "cpu":
+        known = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+        return "bf16" if known is not None and known() and min(input_shape[1:]) >= 24 else "fp32"
+    return "bf16" if device.type == "cuda" else "fp32"
+
+
+def _speed(run: RunFolder, settings: Settings, device: torch.device, compile: bool | None) -> dict[str, bool]:
+    """How to take steps. A run that goes on does as it did, because compiled code rounds in other places."""
+    if compile is None and run.exists():
+        compile = run.config().get("compile")
+    if compile is None:
+        on_cuda = device.type == "cuda"
+        return {"compile": on_cuda and settings.steps >= WORTH_COMPILING, "record": on_cuda}
+    return {"compile": compile, "record": compile}
 
 
 def _continued(
-    run: RunFolder, data: str, given: dict[str, Any], options: dict[str, Any], resume: bool, own: bool
+    run: RunFolder, data: str, given: dict[str, Any], options: dict[str, Any], resume: bool, own: Kind | None
 ) -> Settings:
     """The settings of a run that is to be gone on with; what is given must not contradict them."""
     if not resume:
@@ -243,16 +387,23 @@ def _continued(
 
 
 def _begin_or_go_on(
-    run: RunFolder, settings: Settings, source: Source, trainer: engine.Trainer, name: str | None
+    run: RunFolder,
+    settings: Settings,
+    source: Source,
+    trainer: engine.Trainer,
+    name: str | None,
+    compile: bool | None,
 ) -> Checkpoint | None:
-    height, width, channels = source.image_shape
     split = {"hash": trainer.split.hash, **trainer.split.counts(), "labeled_rows": trainer.split.labeled.tolist()}
     config = {
         "settings": settings.to_dict(),
         "classes": list(source.classes),
-        "input_shape": [channels, height, width],
+        "input_shape": list(source.input_shape),
         "split": split,
+        "compile": compile,
     }
+    if source.encoding is not None:
+        config["encoding"] = source.encoding.to_dict()
     if not run.exists():
         run.write_config(config)
         return None

@@ -1,4 +1,4 @@
-"""A trained classifier for other programs: an ONNX file that takes raw pixels, or the weights as safetensors.
+"""A trained classifier for other programs: an ONNX file that takes raw pixels or numbers, or weights as safetensors.
 
 Both are written whole or not at all, and the ONNX file only after onnxruntime has agreed with torch on it.
 """
@@ -11,7 +11,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from mixmatch import __version__
 from mixmatch.classifier import NORMALIZATION, Classifier
 from mixmatch.data.augment import to_unit_range
+from mixmatch.data.table import Numeric
 from mixmatch.errors import MixMatchError
 from mixmatch.training.checkpoint import replace_durably
 
@@ -44,6 +45,22 @@ class FromPixels(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.network(to_unit_range(images))
+        return logits.softmax(dim=-1)
+
+
+class FromNumbers(nn.Module):
+    """float32 features (N, F) as they are before they are standardized, NaN where missing, to probabilities."""
+
+    def __init__(self, network: nn.Module, columns: Sequence[tuple[float, float, float]]) -> None:
+        super().__init__()
+        self.network = network
+        for name, values in zip(("median", "mean", "std"), zip(*columns, strict=True), strict=True):
+            self.register_buffer(name, torch.tensor(values, dtype=torch.float64))  # a mean may be far from 0
+
+    def forward(self, features: Tensor) -> Tensor:
+        filled = torch.where(torch.isnan(features), self.get_buffer("median"), features.double())
+        standardized = (filled - self.get_buffer("mean")) / self.get_buffer("std")
+        logits: Tensor = self.network(standardized.float())
         return logits.softmax(dim=-1)
 
 
@@ -77,7 +94,15 @@ def to_onnx(classifier: Classifier, path: Path) -> float:
 
 
 def preprocessing(classifier: Classifier) -> str:
-    """What `mixmatch predict` does to an image file before the network sees it, in words."""
+    """What `mixmatch predict` does to an image file or a row before the network sees it, in words."""
+    if len(classifier.input_shape) == 1:
+        return (
+            f"Pass float32 values of shape (N, {classifier.input_shape[0]}), a column for each of 'features' in their "
+            "order: the number itself, NaN where it is missing; for a feature 'column=category' 1 where the column is "
+            "of that category, else 0 ('(missing)' where it is empty, '(other)' for every category without a feature). "
+            "Do not standardize: the graph itself fills in medians, subtracts means, divides by deviations, and "
+            "computes the softmax."
+        )
     channels, height, width = classifier.input_shape
     color = {1: "gray (L)", 3: "RGB"}.get(channels, f"{channels} channels")
     return (
@@ -90,19 +115,38 @@ def preprocessing(classifier: Classifier) -> str:
     )
 
 
-def _onnx_bytes(classifier: Classifier) -> bytes:
+def _graph(classifier: Classifier) -> tuple[nn.Module, str, Tensor]:
+    """The network with what surrounds it, the name of its input, and an example of that."""
+    network = copy.deepcopy(classifier.network).cpu()
+    if len(classifier.input_shape) == 1:
+        module: nn.Module = FromNumbers(network, _columns(classifier))
+        return module.eval(), "features", torch.zeros(TRACED, *classifier.input_shape)
     channels, height, width = classifier.input_shape
-    module = FromPixels(copy.deepcopy(classifier.network).cpu()).eval()
-    example = torch.zeros(TRACED, height, width, channels, dtype=torch.uint8)
+    return FromPixels(network).eval(), "images", torch.zeros(TRACED, height, width, channels, dtype=torch.uint8)
+
+
+def _columns(classifier: Classifier) -> list[tuple[float, float, float]]:
+    """Median, mean and deviation of each feature; categories, and features without an encoding, stay as they are."""
+    if classifier.encoding is None:
+        return [(0.0, 0.0, 1.0)] * classifier.input_shape[0]
+    return [
+        (column.median, column.mean, column.std) if isinstance(column, Numeric) else (0.0, 0.0, 1.0)
+        for column in classifier.encoding.columns
+        for _ in column.features
+    ]
+
+
+def _onnx_bytes(classifier: Classifier) -> bytes:
+    module, name, example = _graph(classifier)
     try:
         with _quiet():
             program = torch.onnx.export(
                 module,
                 (example,),
                 dynamo=True,
-                input_names=["images"],
+                input_names=[name],
                 output_names=["probabilities"],
-                dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
+                dynamic_shapes={name: {0: torch.export.Dim("batch")}},
                 external_data=False,
                 verbose=False,
             )
@@ -118,11 +162,15 @@ def _onnx_bytes(classifier: Classifier) -> bytes:
         "mixmatch_version": __version__,
         "network": classifier.name,
         "classes": json.dumps(classifier.classes),
-        "image_shape": json.dumps([height, width, channels]),
-        "input": f"images: uint8 (N, {height}, {width}, {channels})",
+        "input": f"{name}: {str(example.dtype).removeprefix('torch.')} (N, {', '.join(map(str, example.shape[1:]))})",
         "output": f"probabilities: float32 (N, {len(classifier.classes)}), in the order of classes",
         "preprocessing": preprocessing(classifier),
     }
+    if name == "images":
+        about["image_shape"] = json.dumps(list(example.shape[1:]))
+    elif classifier.encoding is not None:
+        about["features"] = json.dumps(classifier.encoding.feature_names)
+        about["encoding"] = json.dumps(classifier.encoding.to_dict())
     for key, value in about.items():
         model.metadata_props.add(key=key, value=value)
     content: bytes = model.SerializeToString()
@@ -130,15 +178,22 @@ def _onnx_bytes(classifier: Classifier) -> bytes:
 
 
 def _difference(classifier: Classifier, content: bytes, runtime: Any) -> float:
-    """The largest difference of a probability, over random images."""
-    channels, height, width = classifier.input_shape
+    """The largest difference of a probability, over random images or features."""
+    _, name, example = _graph(classifier)
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     numbers = np.random.default_rng(0)
     largest = []
     for size in CHECKED:
-        images = numbers.integers(0, 256, (size, height, width, channels), np.uint8)
-        (probabilities,) = session.run(["probabilities"], {"images": images})
-        largest.append(np.abs(probabilities - classifier.predict_proba(images)).max())
+        shape = (size, *example.shape[1:])
+        if name == "images":
+            inputs = raw = numbers.integers(0, 256, shape, np.uint8)
+        else:
+            inputs = numbers.standard_normal(shape, np.float32)
+            _, mean, std = np.array(_columns(classifier)).T
+            raw = (inputs * std + mean).astype(np.float32)
+            inputs = ((raw - mean) / std).astype(np.float32)  # what rounding left of them
+        (probabilities,) = session.run(["probabilities"], {name: raw})
+        largest.append(np.abs(probabilities - classifier.probabilities(inputs)).max())
     return float(np.max(largest))  # unlike Python's max, keeps a NaN
 
 

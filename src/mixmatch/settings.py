@@ -15,6 +15,7 @@ from mixmatch.errors import MixMatchError, unknown
 Precision = Literal["fp32", "bf16"]
 Schedule = Literal["constant", "cosine", "linear"]
 Labels = int | Literal["all"]
+Kind = Literal["images", "features"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Settings:
     valid: int = 0
     """Unlabeled images held out for validation."""
     network: str = "wrn-28-2"
+    weights: str = ""
+    """A file that a timm network starts from."""
     steps: int = 2**20
     batch_size: int = 64
     learning_rate: float = 0.002
@@ -40,10 +43,14 @@ class Settings:
     """Pixels by which an image is mirror-padded before the random crop."""
     flip: bool = False
     """Whether images are flipped left to right at random."""
+    noise: float = 0.0
+    """Deviation of the Gaussian noise that is added to standardized features."""
+    mask: float = 0.0
+    """Share of the features of a row that are hidden at random."""
     precision: Precision = "fp32"
     eval_every: int = 1024
     data_options: dict[str, Any] = field(default_factory=dict)
-    """How own data is read: labels_file, image_size."""
+    """How own data is read: labels_file, image_size, label_column, part_column, ignore. Of PATE: shard or student."""
     method_settings: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,19 +67,38 @@ DATA_PRESETS: dict[str, dict[str, Any]] = {
     "svhn": {"labels": 250, "valid": 1, "pad": 4},
     "svhn-extra": {"labels": 250, "valid": 1, "pad": 4},
     "stl10": {"labels": 1000, "valid": 1, "pad": 12, "flip": True, "network": "wrn-28-2-stl10"},
+    "digits-test": {"steps": 600, "eval_every": 10},
+    "svhn-test": {"labels": 138, "steps": 2**17},
 }
-"""What a data set asks for, whatever the method: its augmentation, network and protocol."""
+"""What a data set asks for, whatever the method: its augmentation, network and protocol. NAME-test, the public images
+of a PATE student (Section 4.3), is as NAME but for what is said here."""
 
-OWN: dict[str, Any] = {
-    "labels": "all",
-    "network": "wrn-auto",
-    "steps": 4096,
-    "ema_decay": 0.995,
-    "eval_every": 64,
-    "ramp": 1365,
-    "passes": "fused",
+OWN: dict[Kind, dict[str, Any]] = {
+    "images": {
+        "labels": "all",
+        "network": "wrn-auto",
+        "steps": 4096,
+        "ema_decay": 0.995,
+        "eval_every": 64,
+        "passes": "fused",
+    },
+    "features": {
+        "labels": "all",
+        "network": "mlp",
+        "steps": 1024,
+        "ema_decay": 0.99,
+        "eval_every": 32,
+        "weight_decay": 5.0,
+        "pad": 0,
+        "noise": 0.3,
+        "mask": 0.2,
+        "alpha": 0.2,
+        "lambda_u": 10.0,
+        "passes": "fused",
+    },
 }
-"""For a person's own images: a run of an afternoon on a laptop, with a ramp over a third of it."""
+"""For a person's own data: images take a run of an afternoon on a laptop, features one of seconds. The weight of the
+unlabeled loss rises over a third of it. How the numbers for features were chosen: docs/own-data.md."""
 
 METHOD_PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     ("digits", "mixmatch"): {"ramp": 333, "passes": "fused"},
@@ -106,14 +132,17 @@ METHOD_PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     ("svhn-extra", "supervised-mixup"): {"alpha": 0.5, "weight_decay": 0.002},
     #
     ("stl10", "mixmatch"): {"alpha": 0.75, "lambda_u": 50.0},
+    #
+    ("digits-test", "mixmatch"): {"lambda_u": 25.0, "ramp": 200},  # a pool of 250 images: 100 is too much
+    ("svhn-test", "mixmatch"): {"alpha": 0.75, "lambda_u": 75.0, "weight_decay": 0.04},
 }
 """What produced the paper's numbers (data set, method): settings of the run and of the method alike."""
 
 
-def resolve(data: str, given: Mapping[str, Any], own: bool = False) -> Settings:
+def resolve(data: str, given: Mapping[str, Any], own: Kind | None = None) -> Settings:
     """The settings for a data set: the paper's, unless given. Names that are not settings are refused.
 
-    `own` data starts from `OWN` instead.
+    A person's `own` images or features start from `OWN` instead.
 
     >>> resolve("cifar10", {"labels": 4000}).method_settings["lambda_u"]
     75.0
@@ -124,14 +153,22 @@ def resolve(data: str, given: Mapping[str, Any], own: bool = False) -> Settings:
     for name in given:
         if name not in of_run and name not in of_method:
             raise unknown(f"setting of method '{method}'", name, [*of_run, *of_method])
-    presets = OWN if own else {**DATA_PRESETS.get(data, {}), **METHOD_PRESETS.get((data, method), {})}
+    presets = OWN[own] if own else _presets(data, method)
     values = {**of_method, **presets, **given}
+    if own and "ramp" not in given and _whole(values["steps"]):
+        values["ramp"] = values["steps"] // 3
     settings = Settings(
         data=data,
         **{name: value for name, value in values.items() if name in of_run},
         method_settings={name: values[name] for name in of_method},
     )
     return check(settings)
+
+
+def _presets(data: str, method: str) -> dict[str, Any]:
+    of_data = {**DATA_PRESETS.get(data, {}), **METHOD_PRESETS.get((data, method), {})}
+    base = data.removesuffix("-test")
+    return of_data if base == data else {**_presets(base, method), "valid": 0, **of_data}
 
 
 def check(settings: Settings) -> Settings:
@@ -147,10 +184,10 @@ def check(settings: Settings) -> Settings:
         elif kind is int:
             good, wanted = _whole(value) and value >= least[name], f"a whole number of at least {least[name]}"
         elif kind is float:
-            top = 1.0 if name == "ema_decay" else math.inf
+            top = 1.0 if name in ("ema_decay", "mask") else math.inf
             number = isinstance(value, int | float) and not isinstance(value, bool)
             good = number and math.isfinite(value) and 0 <= value <= top
-            wanted = "between 0 and 1" if name == "ema_decay" else "a finite number, 0 or more"
+            wanted = "between 0 and 1" if top == 1 else "a finite number, 0 or more"
         else:
             wants: dict[Any, str] = {bool: "true or false", str: "a name"}
             good = isinstance(value, kind if kind in wants else dict)
@@ -181,10 +218,15 @@ def differences(a: Settings, b: Settings) -> list[str]:
     flat_a, flat_b = _flat(a), _flat(b)
     names = [*flat_a, *(name for name in flat_b if name not in flat_a)]
     return [
-        f"{name}: {flat_a.get(name, 'not set')} -> {flat_b.get(name, 'not set')}"
+        f"{name}: {_short(flat_a.get(name, 'not set'))} -> {_short(flat_b.get(name, 'not set'))}"
         for name in names
         if flat_a.get(name) != flat_b.get(name)
     ]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:56]} ..."
 
 
 def _flat(settings: Settings) -> dict[str, Any]:

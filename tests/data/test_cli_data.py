@@ -113,12 +113,12 @@ def test_own_data_is_looked_over_before_training(tmp_path: Path) -> None:
         for i in range(count):
             Image.fromarray(rng.integers(0, 256, (40, 40, 3), np.uint8)).save(tmp_path / name / f"{i}.png")
     (tmp_path / "unlabeled" / "bad.png").write_bytes(b"no image")
-    result = runner.invoke(app, ["check", str(tmp_path), "--json"])
+    result = runner.invoke(app, ["check", str(tmp_path), "--no-trial", "--json"])
     assert result.exit_code == 0
     found = {finding["kind"]: finding for finding in json.loads(result.stdout)["findings"]}
     assert found["few-labels"]["files"] == ["dog/0.png", "dog/1.png", "dog/2.png"]
     assert "8 labeled images of 2 classes" in found["counts"]["message"]
     assert any("bad.png" in finding["message"] for finding in found.values())
-    result = runner.invoke(app, ["check", str(tmp_path), "--strict"])
+    result = runner.invoke(app, ["check", str(tmp_path), "--no-trial", "--strict"])
     assert result.exit_code == 1
     assert "label at least 4 of each class" in result.stdout

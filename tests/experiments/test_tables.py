@@ -130,6 +130,7 @@ def test_the_main_tables(name: str) -> None:
         ("stl10", 1, 2, 4, 6),
         ("ablation", 11, 2, 0, 22),
         ("cnn13", 2, 4, 0, 40),
+        ("pate", 1, 1, 1, 10),
     ],
 )
 def test_sizes(name: str, lines: int, columns: int, quoted: int, runs: int) -> None:
@@ -140,9 +141,9 @@ def test_sizes(name: str, lines: int, columns: int, quoted: int, runs: int) -> N
 
 
 def test_there_are_no_other_tables() -> None:
-    names = ["ablation", "cifar-large", "cifar10", "cnn13", "stl10", "svhn", "svhn-comparison", "svhn-extra"]
+    names = ["ablation", "cifar-large", "cifar10", "cnn13", "pate", "stl10", "svhn", "svhn-comparison", "svhn-extra"]
     assert sorted(TABLES) == names
-    assert [name for name, table in TABLES.items() if table.metric == "accuracy"] == ["cnn13"]
+    assert [name for name, table in TABLES.items() if table.metric == "accuracy"] == ["cnn13", "pate"]
 
 
 def test_columns_of_several_data_sets() -> None:
@@ -191,10 +192,30 @@ def test_settings_of_the_other_tables() -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_run_resolves_to_the_papers_budget(name: str) -> None:
+    steps, valid = (2**17, 0) if name == "pate" else (2**20, 1)
     for run in plan(TABLES[name]):
-        assert (run.settings.steps, run.settings.batch_size, run.settings.eval_every) == (2**20, 64, 1024)
-        assert (run.settings.valid, run.settings.ema_decay, run.settings.learning_rate) == (1, 0.999, 0.002)
+        assert (run.settings.steps, run.settings.batch_size, run.settings.eval_every) == (steps, 64, 1024)
+        assert (run.settings.valid, run.settings.ema_decay, run.settings.learning_rate) == (valid, 0.999, 0.002)
         run.settings.build_method()
+
+
+def test_the_pate_student() -> None:
+    """Section 4.3, with the settings of the authors' run script: 138 answers to the first 250 queries."""
+    (row,) = TABLES["pate"].rows
+    assert row.targets == {138: Target(95.21, 0.17)}
+    runs = plan(TABLES["pate"])
+    assert [run.settings.seed for run in runs] == list(range(1, 11))
+    assert [run.settings.steps for run in plan(TABLES["pate"], seeds=[1], steps=7)] == [7]
+    for run in runs:
+        s = run.settings
+        assert (s.data, s.labels, s.weight_decay, s.network, s.pad, s.flip) == (
+            "svhn-test", 138, 0.04, "wrn-28-2", 4, False,
+        )  # fmt: skip
+        of_method = s.method_settings
+        assert (of_method["lambda_u"], of_method["alpha"], of_method["ramp"]) == (75, 0.75, 16384)
+        student = s.data_options["student"]
+        assert (student["pool"], len(student["rows"]), max(student["rows"]) < 250) == (10_000, 138, True)
+        assert [student["answers"].count(c) for c in range(10)] == [28, 25, 11, 13, 10, 13, 14, 7, 8, 9]
 
 
 def test_a_target_as_text() -> None:

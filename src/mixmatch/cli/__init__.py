@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from mixmatch import __version__
-from mixmatch.cli import compare, data, evaluate, export, pate, predict, report, reproduce, train
+from mixmatch.cli import compare, data, evaluate, export, pate, pate_train, predict, report, reproduce, train
 from mixmatch.cli.options import ManyValues
 from mixmatch.errors import MixMatchError
 from mixmatch.training.engine import Interrupted
@@ -39,6 +39,9 @@ app.command()(export.export)
 app.command(cls=ManyValues)(reproduce.reproduce)
 app.command("results")(reproduce.results_page)
 app.add_typer(data.app)
+pate.app.command()(pate_train.teachers)
+pate.app.command()(pate_train.student)
+pate.app.command()(pate_train.run)
 app.add_typer(pate.app)
 
 
@@ -63,7 +66,8 @@ def main() -> None:
     except MixMatchError as error:
         _fail(str(error), 2)
     except Interrupted as stopped:
-        again = "go on with --resume" if sys.argv[1:2] == ["train"] else "the same command goes on from there"
+        asks = sys.argv[1:2] in (["train"], ["pate"])
+        again = "go on with --resume" if asks else "the same command goes on from there"
         print(f"stopped at step {stopped.step:,}, which is saved: {again}", file=sys.stderr)
         sys.exit(128 + stopped.signal)
     except (KeyboardInterrupt, typer.Abort):

@@ -31,9 +31,9 @@ def evaluate(
     classifier = api.load(run, device=device)
     source, split, basis = api.open_data(settings, data_dir, strict=strict)
     if len(split.test) == 0:
-        raise MixMatchError(f"{settings.data} has no test images: {basis}")
+        raise MixMatchError(f"{settings.data} has no test {source.noun}s: {basis}")
     labels = source.test.labels[split.test]
-    predicted = classifier.predict_proba(source.test.images[split.test]).argmax(axis=1)
+    predicted = classifier.probabilities(source.test.inputs[split.test]).argmax(axis=1)
     wrong = predicted != labels
     per_class = {name: float(100 * wrong[labels == c].mean()) for c, name in enumerate(source.classes)}
     result: dict[str, Any] = {
@@ -47,11 +47,11 @@ def evaluate(
     if as_json:
         print_json(result)
         return
-    table = Table("class", "images", "error %", box=box.SIMPLE)
+    table = Table("class", f"{source.noun}s", "error %", box=box.SIMPLE)
     for c, name in enumerate(source.classes):
         table.add_row(name, f"{(labels == c).sum():,}", f"{per_class[name]:.2f}")
     screen = console()
     screen.print(table)
     screen.print(
-        f"test error [bold]{result['error']:.2f} %[/bold] ({result['wrong']:,} of {result['images']:,} images)"
+        f"test error [bold]{result['error']:.2f} %[/bold] ({result['wrong']:,} of {result['images']:,} {source.noun}s)"
     )

@@ -33,10 +33,14 @@ app = typer.Typer(
 
     Examples:
 
+      mixmatch pate run --out runs/pate-digits
+
       mixmatch pate analyze --votes votes.npy --threshold 200 --sigma1 200 --sigma2 40 --queries 250 --delta 1e-6
 
       mixmatch pate label --votes votes.npy --threshold 200 --sigma1 200 --sigma2 40 --delta 1e-6 --max-epsilon 1
         --output answers.json
+
+      mixmatch pate student --repeats 10 --out runs/pate
     """,
 )
 
@@ -212,7 +216,7 @@ def label(
     """
     from mixmatch.privacy import ledger as ledgers
     from mixmatch.privacy import mechanisms
-    from mixmatch.privacy.votes import read_votes
+    from mixmatch.privacy.votes import read_votes, vote_classes
     from mixmatch.training.checkpoint import replace_durably
 
     chosen = _mechanism(mechanism, threshold, sigma1, sigma2, sigma, gamma, confidence)
@@ -237,7 +241,7 @@ def label(
             "epsilon_data_independent_realised": book.epsilon(budget, "realised", "data-independent").value,
             "epsilon_data_independent_all_charged": book.epsilon(budget, "all", "data-independent").value,
         }
-    content = _answers_text(result.outcomes, read, output.suffix)
+    content = _answers_text(result.outcomes, read, output.suffix, vote_classes(votes, read))
     try:
         replace_durably(output, content.encode())
     except OSError as error:
@@ -420,14 +424,15 @@ def _print_release(
     screen.print(f"note: {record['warning']}", soft_wrap=True)
 
 
-def _answers_text(outcomes: dict[int, Outcome], votes: Votes, suffix: str) -> str:
+def _answers_text(outcomes: dict[int, Outcome], votes: Votes, suffix: str, classes: list[str] | None) -> str:
     """JSON: a label for every row of the votes, -1 where refused or not asked. CSV: a line for every query asked."""
     if suffix == ".json":
         labels = [-1] * votes.queries
         for row, outcome in outcomes.items():
             labels[row] = outcome.label
         kept = [row for row, outcome in outcomes.items() if outcome.source == "student"]
-        record = {"label": labels, "queries": list(outcomes)} | ({"kept": kept} if kept else {})
+        record: dict[str, Any] = {"label": labels, "queries": list(outcomes)} | ({"kept": kept} if kept else {})
+        record |= {} if classes is None else {"classes": classes}
         return json.dumps(record) + "\n"
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

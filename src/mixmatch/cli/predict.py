@@ -1,4 +1,4 @@
-"""`mixmatch predict`: classes and probabilities for a person's own image files."""
+"""`mixmatch predict`: classes and probabilities for a person's own image files, arrays or tables."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ from rich.text import Text
 from mixmatch import api
 from mixmatch.classifier import Classifier
 from mixmatch.cli.options import Device, Run
+from mixmatch.data import ARRAYS, TABLES
+from mixmatch.data.arrays import read_matrix, to_images
 from mixmatch.data.folder import available_cores
 from mixmatch.data.images import UnreadableImage, decode, find_images, quiet_pillow
+from mixmatch.data.table import read_rows
 from mixmatch.errors import MixMatchError
 
 BATCH = 256
@@ -41,7 +44,9 @@ FEW = 16
 Batch = list[tuple[Path, npt.NDArray[np.uint8] | str]]
 """Files and their pixels, or why there are none."""
 
+ROWS = (*ARRAYS, *TABLES)
 Advance = Callable[[int], None]
+Warn = Callable[[str], None]
 Writer = Callable[[IO[Any], Iterable["Prediction"], tuple[str, ...]], None]
 
 
@@ -60,9 +65,9 @@ class Sort(StrEnum):
 
 
 class Prediction(NamedTuple):
-    """A file and the probabilities of its classes."""
+    """A file (or a row of one) and the probabilities of its classes."""
 
-    file: Path
+    file: Path | str
     probabilities: npt.NDArray[np.float64]
 
     @property
@@ -72,7 +77,10 @@ class Prediction(NamedTuple):
 
 def predict(
     run: Run,
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Image files, or folders of them.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH...", help="Image files, or folders of them; arrays or tables."),
+    ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here, not to standard output.")] = None,
     kind: Annotated[
         Format | None,
@@ -85,10 +93,10 @@ def predict(
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Predict the classes of image files, as CSV, JSON or Parquet with every class's probability.
+    """Predict the classes of image files, or of rows, as CSV, JSON or Parquet with every class's probability.
 
     Predictions are written as they come, in the order of the files. Files that cannot be read are named on standard
-    error, the others predicted, and the exit code is 1.
+    error, the others predicted, and the exit code is 1. Columns of a table are found by name, in any order.
 
     Examples:
 
@@ -99,6 +107,8 @@ def predict(
       mixmatch predict runs/cifar photos/ --sort uncertain | head
 
       mixmatch predict runs/cifar photos/ --format parquet --output predictions.parquet
+
+      mixmatch predict runs/patients new.csv
     """
     if as_json and kind not in (None, Format.JSON):
         raise MixMatchError(f"--json and --format {kind} contradict each other")
@@ -109,16 +119,13 @@ def predict(
     else:
         write = _write_json if kind is Format.JSON else _write_csv
     classifier = api.load(run, device=device)
-    channels = classifier.input_shape[0]
-    if channels not in (1, 3):
-        raise MixMatchError(f"image files have 1 or 3 channels, but the model takes {channels}")
-    files = find_images(paths)
+    unreadable: list[Path] = []
+    work = _of_rows(classifier, paths) or _of_images(classifier, paths, unreadable)
     # Rows that pass on the same terminal are progress enough, and would tear a bar apart.
     watched = output is not None or sort is not None or not sys.stdout.isatty()
-    unreadable: list[Path] = []
     try:
-        with _target(output, binary=kind is Format.PARQUET) as out, _bar(len(files), shown=watched) as (advance, warn):
-            predictions = _predict(classifier, files, unreadable, advance, warn)
+        with _target(output, binary=kind is Format.PARQUET) as out, _bar(work, shown=watched) as (advance, warn):
+            predictions = work.predict(advance, warn)
             with quiet_pillow(), closing(predictions):
                 rows = sorted(predictions, key=lambda p: p.certainty) if sort else predictions
                 write(out, rows, classifier.classes)
@@ -133,12 +140,69 @@ def predict(
 # ------------------------------------------------------------------------------------------------------- predicting
 
 
+class Work(NamedTuple):
+    """How much there is to predict, of what, and how."""
+
+    total: int
+    noun: str
+    predict: Callable[[Advance, Warn], Generator[Prediction]]
+
+
+def _of_images(classifier: Classifier, paths: list[Path], unreadable: list[Path]) -> Work:
+    if len(classifier.input_shape) == 1:
+        raise MixMatchError(f"the model takes rows of a table or an array, not images: give {' or '.join(ROWS)} files")
+    channels = classifier.input_shape[0]
+    if channels not in (1, 3):
+        raise MixMatchError(f"image files have 1 or 3 channels, but the model takes {channels}")
+    files = find_images(paths)
+    return Work(len(files), "image", partial(_predict, classifier, files, unreadable))
+
+
+def _of_rows(classifier: Classifier, paths: list[Path]) -> Work | None:
+    """Arrays and tables, which are read whole; None where the paths are others."""
+    if not any(path.suffix.lower() in ROWS and not path.is_dir() for path in paths):
+        return None
+    found: list[tuple[list[str], npt.NDArray[Any]]] = []
+    for path in paths:
+        if path.suffix.lower() not in ROWS:
+            raise MixMatchError(f"{path} is no {' or '.join(ROWS)} file: predict it apart from the others")
+        found.append(_read_rows(classifier, path))
+
+    def predict(advance: Advance, warn: Warn) -> Generator[Prediction]:
+        for names, inputs in found:
+            for start in range(0, len(names), BATCH):
+                probabilities = classifier.probabilities(inputs[start : start + BATCH])
+                yield from map(Prediction, names[start : start + BATCH], probabilities)
+                advance(len(probabilities))
+
+    return Work(sum(len(names) for names, _ in found), "row", predict)
+
+
+def _read_rows(classifier: Classifier, path: Path) -> tuple[list[str], npt.NDArray[Any]]:
+    """The names of a file's rows, and the rows as the classifier takes them."""
+    try:
+        if path.suffix.lower() in TABLES:
+            table = read_rows(path)
+            kind = "row" if isinstance(table.lines, range) else "line"
+            return (
+                [f"{path} {kind} {line}" for line in table.lines],
+                classifier.encode(dict(zip(table.header, table.columns, strict=True))),
+            )
+        x = read_matrix(path)
+        inputs = classifier.encode(x if x.ndim == 2 else to_images([x], path.name)[0])
+        classifier.probabilities(inputs[:1])  # refuses another shape before anything is written
+        return [f"{path} row {row}" for row in range(len(x))], inputs
+    except MixMatchError as error:
+        told = str(error)
+        raise MixMatchError(told if str(path) in told else f"{path}: {told}") from None
+
+
 def _predict(
     classifier: Classifier,
     files: list[Path],
     unreadable: list[Path],
     advance: Advance,
-    warn: Callable[[str], None],
+    warn: Warn,
 ) -> Generator[Prediction]:
     """A prediction per readable file, batch by batch; the others are named and collected."""
     with closing(_decoded(files, classifier.input_shape)) as batches:
@@ -157,7 +221,7 @@ def _predict(
             advance(len(batch))
 
 
-def _decoded(files: list[Path], shape: tuple[int, int, int]) -> Generator[Batch]:
+def _decoded(files: list[Path], shape: tuple[int, ...]) -> Generator[Batch]:
     """Batches of files with their pixels, or why there are none, decoded ahead on all cores.
 
     `mixmatch.data.folder.in_order` decodes only a few images ahead: less than the network takes at once, so that the
@@ -198,28 +262,32 @@ def _pieces(files: list[Path], size: int) -> Iterator[list[Path]]:
 
 
 class _Speed(ProgressColumn):
+    def __init__(self, noun: str) -> None:
+        super().__init__()
+        self.noun = noun
+
     def render(self, task: Task) -> Text:
-        return Text(f"{task.finished_speed or task.speed or 0:,.0f} images/s")
+        return Text(f"{task.finished_speed or task.speed or 0:,.0f} {self.noun}s/s")
 
 
 @contextmanager
-def _bar(total: int, shown: bool) -> Iterator[tuple[Advance, Callable[[str], None]]]:
+def _bar(work: Work, shown: bool) -> Iterator[tuple[Advance, Warn]]:
     """A bar on a terminal; gives how to advance it, and how to print a line on standard error beside it."""
     console = Console(stderr=True)
-    if not (shown and total > FEW and sys.stderr.isatty() and not console.is_dumb_terminal):
+    if not (shown and work.total > FEW and sys.stderr.isatty() and not console.is_dumb_terminal):
         yield lambda _: None, lambda line: print(line, file=sys.stderr)
         return
     columns = (
         TextColumn("[bold]predicting"),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
-        TextColumn("files"),
-        _Speed(),
+        TextColumn("files" if work.noun == "image" else "rows"),
+        _Speed(work.noun),
         TimeRemainingColumn(elapsed_when_finished=True),
     )
     # Standard output is for the predictions: rich would take it over.
     with Progress(*columns, console=console, redirect_stdout=False, redirect_stderr=False) as bar:
-        task = bar.add_task("", total=total)
+        task = bar.add_task("", total=work.total)
         yield (
             lambda files: bar.advance(task, files),
             lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),

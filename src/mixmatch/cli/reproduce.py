@@ -159,7 +159,7 @@ def _label_guessing(run: Path | None, results: Path, data_dir: Path | None, devi
     augment = CropFlip(settings.pad, settings.flip)
     K, T = settings.method_settings.get("K", 2), settings.method_settings.get("T", 0.5)
     path = results / f"{FIGURE}.png"
-    figures.label_guessing(api.load(run, device=device), source.test.images[0], augment, K, T, settings.seed, path)
+    figures.label_guessing(api.load(run, device=device), source.test.inputs[0], augment, K, T, settings.seed, path)
     print(path)
 
 

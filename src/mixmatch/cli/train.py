@@ -17,12 +17,15 @@ from mixmatch.settings import Settings, from_dict
 from mixmatch.training.evaluate import REPORTED
 from mixmatch.training.progress import Quiet, duration
 
-OWN = "Your own images"
+OWN = "Your own data"
 RUN, SETTINGS, METHOD = "Run", "Settings (default: what the paper used for this data set)", "Settings of the method"
 
 
 def train(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A data set ([b]mixmatch data list[/b]) or a folder.")],
+    data: Annotated[
+        str,
+        typer.Argument(metavar="DATA", help="A data set ([b]mixmatch data list[/b]), or a path to your own."),
+    ],
     method: Annotated[str | None, typer.Option(help=f"How to learn: {', '.join(METHODS)}.")] = None,
     labels: Annotated[str | None, typer.Option(metavar="N|all", help="How many images are labeled.")] = None,
     seed: Annotated[int | None, typer.Option(help="Decides who is labeled and every random draw.")] = None,
@@ -41,18 +44,40 @@ def train(
         int | None, typer.Option(help="Steps between checkpoints (default: one a minute).", rich_help_panel=RUN)
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.", rich_help_panel=RUN)] = "auto",
+    compile: Annotated[
+        bool | None, typer.Option(help="Compile steps for speed (default: long runs on CUDA).", rich_help_panel=RUN)
+    ] = None,
     data_dir: DataDir = None,
     strict: Strict = False,
-    labels_file: Annotated[Path | None, typer.Option(help="A CSV of file and label.", rich_help_panel=OWN)] = None,
+    labels_file: Annotated[
+        Path | None,
+        typer.Option(help="Images: a CSV of file and label. Of a .npy file: a .npy file.", rich_help_panel=OWN),
+    ] = None,
     image_size: Annotated[
-        int | None, typer.Option(help="Pixels to resize to (default: chosen from the images).", rich_help_panel=OWN)
+        int | None,
+        typer.Option(help="Images: pixels to resize to (default: chosen from the images).", rich_help_panel=OWN),
+    ] = None,
+    label_column: Annotated[
+        str | None, typer.Option(help="A table: the column with the label (default: label).", rich_help_panel=OWN)
+    ] = None,
+    part_column: Annotated[
+        str | None, typer.Option(help="A table: a column that is 'test' in rows to judge by.", rich_help_panel=OWN)
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="A table: a column that is no feature.", rich_help_panel=OWN),
     ] = None,
     baseline: Annotated[
         bool, typer.Option(help="Also train on the labels alone and tell the difference.", rich_help_panel=OWN)
     ] = True,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.", rich_help_panel=RUN)] = False,
     as_json: Json = False,
-    network: Annotated[str | None, typer.Option(help="wrn-28-2, wrn-28-large, ...", rich_help_panel=SETTINGS)] = None,
+    network: Annotated[
+        str | None, typer.Option(help="wrn-28-2, wrn-28-large, mlp, timm:NAME, ...", rich_help_panel=SETTINGS)
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(metavar="FILE", help="What a timm network starts from.", rich_help_panel=SETTINGS)
+    ] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Adam's.", rich_help_panel=SETTINGS)] = None,
     schedule: Annotated[
         str | None, typer.Option(help="Of the learning rate: constant, cosine, linear.", rich_help_panel=SETTINGS)
@@ -66,8 +91,14 @@ def train(
     ] = None,
     pad: Annotated[int | None, typer.Option(help="Padding for random crops, pixels.", rich_help_panel=SETTINGS)] = None,
     flip: Annotated[bool | None, typer.Option(help="Flip images at random.", rich_help_panel=SETTINGS)] = None,
+    noise: Annotated[
+        float | None, typer.Option(help="Features: deviation of the noise added.", rich_help_panel=SETTINGS)
+    ] = None,
+    mask: Annotated[
+        float | None, typer.Option(help="Features: share of them hidden at random.", rich_help_panel=SETTINGS)
+    ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="fp32 or bf16 (default: bf16 on CUDA, else fp32).", rich_help_panel=SETTINGS)
+        str | None, typer.Option(help="fp32 or bf16 (default: bf16 where it pays).", rich_help_panel=SETTINGS)
     ] = None,
     eval_every: Annotated[int | None, typer.Option(help="Steps between evaluations.", rich_help_panel=SETTINGS)] = None,
     K: Annotated[int | None, typer.Option("--K", help="Augmentations to guess from.", rich_help_panel=METHOD)] = None,
@@ -112,7 +143,7 @@ def train(
         float | None, typer.Option(help="Supervised: label smoothing.", rich_help_panel=METHOD)
     ] = None,
 ) -> None:
-    """Train a classifier from few labels and many unlabeled images.
+    """Train a classifier from few labels and many unlabeled images, or rows of a table.
 
     A run is a folder. Stop it with Ctrl-C and go on with --resume: it ends where it would have ended.
 
@@ -127,9 +158,13 @@ def train(
       mixmatch train svhn --method supervised --labels all --precision bf16
 
       mixmatch train photos/ --out runs/photos      (photos/CLASS/* labeled, photos/unlabeled/*)
+
+      mixmatch train patients.csv --label-column diagnosis      (empty where it is not known)
+
+      mixmatch train embeddings.npz      (x: numbers, y: classes, -1 where not known)
     """
-    run = ("data", "out", "resume", "checkpoint", "checkpoint_every", "device", "data_dir", "strict")
-    own = ("labels_file", "image_size", "baseline")
+    run = ("data", "out", "resume", "checkpoint", "checkpoint_every", "device", "compile", "data_dir", "strict")
+    own = ("labels_file", "image_size", "label_column", "part_column", "ignore", "baseline")
     given: dict[str, Any] = {
         name: value for name, value in locals().items() if name not in (*run, *own, "run", "own", "quiet", "as_json")
     }
@@ -138,10 +173,14 @@ def train(
         "resume": resume,
         "checkpoint_every": checkpoint_every,
         "device": device,
+        "compile": compile,
         "data_dir": data_dir,
         "strict": strict,
         "labels_file": labels_file,
         "image_size": image_size,
+        "label_column": label_column,
+        "part_column": part_column,
+        "ignore": ignore,
         "reporter": Quiet() if quiet else None,
     }
     record = api.train(data, out=out, checkpoint=checkpoint, **common, **given)
@@ -172,7 +211,7 @@ def _evaluations(count: int) -> str:
 
 
 def _judge(folder: Path, settings: Settings, common: dict[str, Any], given: dict[str, Any], baseline: bool) -> str:
-    """One sentence on what the unlabeled images brought, from a second run on the labels alone."""
+    """One sentence on what the unlabeled data brought, from a second run on the labels alone."""
     source, split, basis = api.open_data(settings)
     judged = f"{basis[0].upper()}{basis[1:]}."
     if len(split.test) == 0 or not baseline or settings.method.startswith("supervised"):

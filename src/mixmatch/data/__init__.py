@@ -6,17 +6,31 @@ What each is, where its files come from and who reads them is told by `SOURCES`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mixmatch.data import cifar, digits, stl10, svhn
 from mixmatch.data.files import Layout, Warn, choose, data_folder, fetch, print_warning
 from mixmatch.data.own import Own
-from mixmatch.data.source import UNKNOWN, Images, Source
+from mixmatch.data.source import UNKNOWN, Features, Images, Source
 from mixmatch.errors import MixMatchError, unknown
 
-__all__ = ["SOURCES", "UNKNOWN", "Images", "Source", "SourceInfo", "load", "read_own", "source_info"]
+__all__ = [
+    "SOURCES",
+    "UNKNOWN",
+    "Features",
+    "Images",
+    "Source",
+    "SourceInfo",
+    "holds_features",
+    "load",
+    "read_own",
+    "source_info",
+]
+
+ARRAYS, TABLES = (".npz", ".npy"), (".csv", ".parquet", ".pq")
 
 
 @dataclass(frozen=True)
@@ -101,27 +115,45 @@ def load(
         raise MixMatchError(f"cannot read {error.filename or name}: {error.strerror or error}") from error
 
 
-def read_own(
-    path: Path,
-    *,
-    labels_file: Path | None = None,
-    label_column: str = "label",
-    image_size: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Own:
-    """A person's own data: a folder of images, an array (.npz, .npy) or a table (.csv, .parquet)."""
+def read_own(path: Path, *, progress: Callable[[int, int], None] | None = None, **options: Any) -> Own:
+    """A person's own data: a folder of images, an array (.npz, .npy) or a table (.csv, .parquet).
+
+    Args:
+        progress: called with the number of images read, and of all.
+        **options: how to read it; None is as if not given. `labels_file` and `image_size` for a folder, `labels_file`
+            for an array, `label_column`, `part_column` and `ignore` for a table.
+    """
+    options = {name: value for name, value in options.items() if value is not None}
     if path.is_dir():
         from mixmatch.data.folder import read_folder
 
-        return read_folder(path, labels_file=labels_file, image_size=image_size, progress=progress)
+        _only(options, path, "folder of images", "labels_file", "image_size")
+        return read_folder(path, **options, progress=progress)
     if not path.exists():
         raise MixMatchError(f"there is no file or folder {path}")
-    if path.suffix.lower() in (".npz", ".npy"):
+    if path.suffix.lower() in ARRAYS:
         from mixmatch.data.arrays import read_arrays
 
-        return read_arrays(path, labels_file=labels_file)
-    if path.suffix.lower() in (".csv", ".parquet"):
+        _only(options, path, "file of arrays", "labels_file")
+        return read_arrays(path, **options)
+    if path.suffix.lower() in TABLES:
         from mixmatch.data.table import read_table
 
-        return read_table(path, label_column=label_column)
+        _only(options, path, "table", "label_column", "part_column", "ignore")
+        return read_table(path, **options)
     raise MixMatchError(f"{path} is not a folder of images, nor a .npz, .npy, .csv or .parquet file")
+
+
+def holds_features(path: Path) -> bool:
+    """Whether own data is rows of features, not images, as far as the kind of file and the shape of an array tell."""
+    if path.suffix.lower() in ARRAYS and path.is_file():
+        from mixmatch.data.arrays import input_axes
+
+        return input_axes(path) == 2
+    return path.suffix.lower() in TABLES and path.is_file()
+
+
+def _only(options: Mapping[str, Any], path: Path, kind: str, *known: str) -> None:
+    for name in options:
+        if name not in known:
+            raise MixMatchError(f"--{name.replace('_', '-')} is not for a {kind} such as {path}")

@@ -101,6 +101,32 @@ def read_arrays(
     )
 
 
+def read_matrix(path: Path) -> Array:
+    """The rows `x` of a .npz or .npy file that needs no labels: rows to predict."""
+    x = _pick(_load(path), X)
+    if x is None:
+        raise MixMatchError(f"{path} has no array '{X[0]}'")
+    _check_rows("x", x, path)
+    return x
+
+
+def input_axes(path: Path) -> int:
+    """How many axes the array of rows has, read from its header alone; 0 where there is none."""
+    try:
+        if path.suffix.lower() == ".npy":
+            return int(np.load(path, mmap_mode="r", allow_pickle=False).ndim)
+        with zipfile.ZipFile(path) as file:
+            name = next((f"{key}.npy" for key in X if f"{key}.npy" in file.namelist()), None)
+            if name is None:
+                return 0
+            with file.open(name) as member:
+                version = np.lib.format.read_magic(member)
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                return len(read(member)[0])
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        return 0  # reading it tells why
+
+
 # ------------------------------------------------------------------------------------------------- reading the file
 
 
@@ -145,10 +171,7 @@ def _blocks(arrays: Mapping[str, Array], path: Path, classes: Sequence[str] | No
 
 
 def _block(key: str, x: Array, y: Array, part: Part, path: Path, classes: Sequence[str] | None) -> Block:
-    if x.ndim not in (2, 3, 4) or 0 in x.shape:
-        raise MixMatchError(f"{path} has {key} of shape {x.shape}; it must be (N, F), (N, H, W) or (N, H, W, C)")
-    if not (np.issubdtype(x.dtype, np.number) or x.dtype == bool) or np.issubdtype(x.dtype, np.complexfloating):
-        raise MixMatchError(f"{path} has {key} of type {x.dtype}; it must hold real numbers")
+    _check_rows(key, x, path)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.shape != x.shape[:1]:
@@ -157,6 +180,13 @@ def _block(key: str, x: Array, y: Array, part: Part, path: Path, classes: Sequen
     if classes is not None and y.dtype.kind not in "US":
         labels = [None if label is None else _class(int(label), classes, path) for label in labels]
     return Block(key, x, labels, part)
+
+
+def _check_rows(key: str, x: Array, path: Path) -> None:
+    if x.ndim not in (2, 3, 4) or 0 in x.shape:
+        raise MixMatchError(f"{path} has {key} of shape {x.shape}; it must be (N, F), (N, H, W) or (N, H, W, C)")
+    if not (np.issubdtype(x.dtype, np.number) or x.dtype == bool) or np.issubdtype(x.dtype, np.complexfloating):
+        raise MixMatchError(f"{path} has {key} of type {x.dtype}; it must hold real numbers")
 
 
 def _text(y: Array) -> Names:

@@ -1,11 +1,11 @@
-"""Own data to train on: who is labeled, who is not, and which images judge the result."""
+"""Own data to train on: who is labeled, who is not, and which rows judge the result."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from mixmatch.data.own import OwnData
-from mixmatch.data.source import UNKNOWN, Images, Source
+from mixmatch.data.own import Own, OwnFeatures
+from mixmatch.data.source import UNKNOWN, Source
 from mixmatch.data.split import Split
 from mixmatch.draws import generator
 
@@ -16,31 +16,34 @@ PART = 0.2
 """How many of them are."""
 
 
-def to_source(own: OwnData, seed: int) -> tuple[Source, Split, str]:
+def to_source(own: Own, seed: int) -> tuple[Source, Split, str]:
     """The data as a source and its split, and one line on what it is judged by.
 
-    Test images are used if there are any. Else, if every class has at least 10 labels, a fifth of each class's is held
-    out: not trained on, not even as unlabeled images. With fewer labels there is nothing to judge by: holding some
+    Test rows are used if there are any. Else, if every class has at least 10 labels, a fifth of each class's is held
+    out: not trained on, not even as unlabeled rows. With fewer labels there is nothing to judge by: holding some
     out would take away what little there is and tell next to nothing.
     """
     train, test = own.train, own.test
     labeled = own.labeled
+    features = isinstance(own, OwnFeatures)
+    noun = train.noun
     if len(test):
-        basis = f"judged by the {len(test):,} images under test/"
+        basis = f"judged by the {len(test):,} " + ("test rows" if features else "images under test/")
     else:
         counts = np.bincount(train.labels[labeled], minlength=len(own.classes))
         if counts.min() >= ENOUGH:
             held = _stratified(train.labels, labeled, seed)
             labeled = np.setdiff1d(labeled, held)
-            test = Images(np.array(train.images[held]), train.labels[held])
-            basis = f"judged by {len(held):,} labeled images held out, a fifth of each class"
+            test = train.take(held)
+            basis = f"judged by {len(held):,} labeled {noun}s held out, a fifth of each class"
         else:
             least = own.classes[int(counts.argmin())]
             basis = (
                 f"too few labels to judge: '{least}' has {counts.min()}, and it takes {ENOUGH} of each class to hold "
-                "some out; add labels, or labeled images under test/"
+                "some out; add labels, or " + ("labeled test rows" if features else "labeled images under test/")
             )
-    source = Source(own.name, own.classes, train, test)
+    encoding = own.encoding if isinstance(own, OwnFeatures) else None
+    source = Source(own.name, own.classes, train, test, encoding=encoding)
     everything = np.arange(len(test), dtype=np.int64)
     return source, Split(labeled, own.unlabeled, np.empty(0, np.int64), everything), basis
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mixmatch.data.source import UNKNOWN, Images
+from mixmatch.data.source import UNKNOWN, Features, Images, Rows
 from mixmatch.errors import MixMatchError
 
 if TYPE_CHECKING:
@@ -78,6 +78,15 @@ class Own(ABC):
         """The rows as a network gets them: `images` or `features`."""
 
     @property
+    @abstractmethod
+    def train(self) -> Rows: ...
+
+    @property
+    @abstractmethod
+    def test(self) -> Rows:
+        """Possibly empty: then a part of the labeled rows has to be held out."""
+
+    @property
     def num_train(self) -> int:
         return self.part.count("train")
 
@@ -118,7 +127,6 @@ class OwnData(Own):
 
     @property
     def test(self) -> Images:
-        """Possibly empty: then a part of the labeled rows has to be held out."""
         return Images(self.images[self.num_train :], self.labels[self.num_train :])
 
 
@@ -133,6 +141,14 @@ class OwnFeatures(Own):
     @property
     def inputs(self) -> npt.NDArray[Any]:
         return self.features
+
+    @property
+    def train(self) -> Features:
+        return Features(self.features[: self.num_train], self.labels[: self.num_train])
+
+    @property
+    def test(self) -> Features:
+        return Features(self.features[self.num_train :], self.labels[self.num_train :])
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,12 @@ def load(folder: Path, layout: Layout) -> Source:
         name=name,
         classes=CLASSES,
         train=_images(folder, f"{name}-train", train),
-        test=_images(folder, "svhn-test", [folder / TEST.path]),
+        test=load_test(folder),
     )
+
+
+def load_test(folder: Path) -> Images:
+    return _images(folder, "svhn-test", [folder / TEST.path])
 
 
 def _images(folder: Path, name: str, paths: Sequence[Path]) -> Images:

@@ -1,4 +1,4 @@
-"""Did the unlabeled images help? The same labels and budget with and without them, and an honest interval."""
+"""Did the unlabeled data help? The same labels and budget with and without it, and an honest interval."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mixmatch.classifier import Classifier
-from mixmatch.data.source import Images
+from mixmatch.data.source import Rows
 from mixmatch.draws import generator
 
 RESAMPLES = 2000
@@ -22,33 +22,34 @@ class Gain(NamedTuple):
     low: float
     high: float
     images: int
+    noun: str = "image"
 
     @property
     def sentence(self) -> str:
         """What the unlabeled images brought, in plain words."""
-        points = self.baseline - self.error
+        points, what = self.baseline - self.error, f"{self.noun}s"
         numbers = (
-            f"{self.baseline:.1f} % test error with the labels alone, {self.error:.1f} % with unlabeled images too, "
+            f"{self.baseline:.1f} % test error with the labels alone, {self.error:.1f} % with unlabeled {what} too, "
             f"a difference of {points:+.1f} points (95 % interval {self.low:+.1f} to {self.high:+.1f}, "
-            f"{self.images:,} test images)"
+            f"{self.images:,} test {what})"
         )
         if self.low > 0:
-            return f"The unlabeled images helped: {numbers}."
+            return f"The unlabeled {what} helped: {numbers}."
         if self.high < 0:
-            return f"The unlabeled images did harm: {numbers}."
-        return f"It cannot be told whether the unlabeled images helped: {numbers}."
+            return f"The unlabeled {what} did harm: {numbers}."
+        return f"It cannot be told whether the unlabeled {what} helped: {numbers}."
 
 
-def gain(model: Classifier, baseline: Classifier, test: Images) -> Gain:
-    """Compare two classifiers on the same test images by a paired bootstrap."""
+def gain(model: Classifier, baseline: Classifier, test: Rows) -> Gain:
+    """Compare two classifiers on the same test rows by a paired bootstrap."""
     wrong = _wrong(model, test)
     without = _wrong(baseline, test)
     difference = 100 * (without.astype(np.float64) - wrong)
     picks = generator(0, "bootstrap", 0).integers(0, len(test), (RESAMPLES, len(test)))
     low, high = np.percentile(difference[picks].mean(axis=1), [2.5, 97.5])
-    return Gain(100 * float(wrong.mean()), 100 * float(without.mean()), float(low), float(high), len(test))
+    return Gain(100 * float(wrong.mean()), 100 * float(without.mean()), float(low), float(high), len(test), test.noun)
 
 
-def _wrong(model: Classifier, test: Images) -> npt.NDArray[np.bool_]:
-    wrong: npt.NDArray[np.bool_] = model.predict_proba(test.images).argmax(axis=1) != test.labels
+def _wrong(model: Classifier, test: Rows) -> npt.NDArray[np.bool_]:
+    wrong: npt.NDArray[np.bool_] = model.probabilities(test.inputs).argmax(axis=1) != test.labels
     return wrong

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mixmatch.data import SOURCES
 from mixmatch.experiments import records as records_
-from mixmatch.experiments.tables import FULL_STEPS, TABLES, Row, Table, Target
+from mixmatch.experiments.tables import FULL_STEPS, PATE_SEEDS, TABLES, Row, Table, Target, full_steps
 from mixmatch.settings import Labels, from_dict, resolve
 from mixmatch.training.run import Record
 
@@ -25,6 +25,8 @@ class Cell:
     target: Target | None
     other_seeds: tuple[int, ...] = ()
     """Its seeds, where they are not among those the paper used for this cell."""
+    full: int = FULL_STEPS
+    paper_runs: int = PAPER_SPLITS
 
     @property
     def mean(self) -> float:
@@ -40,20 +42,21 @@ class Cell:
 
         With a single run our deviation is unknown, and the paper's is taken for it.
         """
-        if self.steps < FULL_STEPS:
+        if self.steps < self.full:
             return f"{self.steps:,} steps"
         if self.target is None:
             return "no target"
         if self.target.deviation is None:
             return "no band"
         ours = self.target.deviation if self.deviation is None else self.deviation
-        band = 2 * math.sqrt(ours**2 / len(self.values) + self.target.deviation**2 / PAPER_SPLITS)
+        band = 2 * math.sqrt(ours**2 / len(self.values) + self.target.deviation**2 / self.paper_runs)
         return "within" if abs(self.mean - self.target.value) <= band else "outside"
 
 
 def find_cell(row: Row, labels: Labels, metric: str, records: Sequence[Record]) -> Cell | None:
     """The records of a cell, of the longest training there is; of two with one seed, the one with official passes."""
-    wanted = records_.experiment(resolve(row.data, {**row.settings, "method": row.method, "labels": labels}))
+    settings = resolve(row.data, {**row.settings, "method": row.method, "labels": labels})
+    wanted = records_.experiment(replace(settings, data_options=row.part))
     fitting = [r for r in records if records_.experiment_of(r) == wanted]
     if not fitting:
         return None
@@ -63,7 +66,8 @@ def find_cell(row: Row, labels: Labels, metric: str, records: Sequence[Record]) 
     values = [by_seed[seed] if metric == "error" else 100 - by_seed[seed] for seed in sorted(by_seed)]
     usual = row.seeds_for.get(labels, row.seeds)
     other = tuple(sorted(by_seed)) if not by_seed.keys() <= set(usual) else ()
-    return Cell(tuple(values), steps, row.targets.get(labels), other)
+    paper_runs = len(PATE_SEEDS) if row.seeds == PATE_SEEDS else PAPER_SPLITS
+    return Cell(tuple(values), steps, row.targets.get(labels), other, full_steps(row.data), paper_runs)
 
 
 def column_title(column: tuple[str | None, Labels]) -> str:
@@ -109,9 +113,10 @@ def _cell_text(row: Row, labels: Labels, metric: str, records: Sequence[Record])
 
 LEGEND = f"""\
 Each cell: ours, the mean ± standard deviation over n seeds of the median error of the last 20 evaluations, and below
-it the paper's. *Within*: the means differ by at most 2 sqrt(s_ours²/n + s_paper²/{PAPER_SPLITS}); with one run the
-paper's deviation stands in for ours. *No band*: the paper gives no deviation. A number of steps instead of a verdict:
-the run had that shorter budget (the paper's is {FULL_STEPS:,}), so it cannot be compared. *Not run*: no record yet."""
+it the paper's. *Within*: the means differ by at most 2 sqrt(s_ours²/n + s_paper²/{PAPER_SPLITS}) (PATE's are
+{len(PATE_SEEDS)}); with one run the paper's deviation stands in for ours. *No band*: the paper gives no deviation. A
+number of steps instead of a verdict: the run had that shorter budget (the paper's is {FULL_STEPS:,}, an eighth of it
+for PATE), so it cannot be compared. *Not run*: no record yet."""
 
 
 def results_page(records: Sequence[Record]) -> str:
@@ -140,7 +145,7 @@ reported number, the median of its last 20 evaluations (or of all, if it had few
 def _short(records: Sequence[Record]) -> list[tuple[str, str]]:
     groups: dict[tuple[str, Labels, int], list[Record]] = {}
     for record in records:
-        if record["steps"] < FULL_STEPS:
+        if record["steps"] < full_steps(record["data"]):
             groups.setdefault((record["data"], record["labels"], record["steps"]), []).append(record)
     pages = []
     keys = sorted(groups, key=lambda key: (key[0], _order(key[1]), key[2]))
@@ -175,6 +180,6 @@ def _short_name(record: Record) -> str:
     usual = resolve(settings.data, {"method": settings.method, "labels": settings.labels})
     mine = {**settings.to_dict(), **settings.method_settings}
     other = {**usual.to_dict(), **usual.method_settings}
-    ignored = ("seed", "steps", "precision", "eval_every", "method_settings")
+    ignored = ("seed", "steps", "precision", "eval_every", "data_options", "method_settings")
     unusual = [f"{name}={value}" for name, value in mine.items() if name not in ignored and value != other[name]]
     return settings.method + (f" ({', '.join(unusual)})" if unusual else "")

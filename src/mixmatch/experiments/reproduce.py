@@ -1,10 +1,10 @@
-"""Reproduce a table: the runs it needs, trained one after the other, skipping what is done."""
+"""Reproduce a table: the runs it needs, skipping what is done; on a GPU several are trained side by side."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ from mixmatch.data.source import Images, Source
 from mixmatch.data.split import make_split
 from mixmatch.errors import MixMatchError, unknown
 from mixmatch.experiments import records as records_
-from mixmatch.experiments.tables import FULL_STEPS, TABLES, Row, Table
+from mixmatch.experiments.tables import TABLES, Row, Table, full_steps
 from mixmatch.methods import METHODS
 from mixmatch.settings import Labels, Settings, resolve
-from mixmatch.training.engine import Interrupted, Trainer
+from mixmatch.training.engine import Trainer
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record, RunFolder
 
@@ -63,7 +63,6 @@ def plan(
     for method in methods:
         if method not in in_table:
             raise MixMatchError(f"method '{method}' is not in this table (it has: {', '.join(sorted(in_table))})")
-    budget = FULL_STEPS if steps is None else steps
     runs = []
     for row in table.rows:
         if methods and row.method not in methods:
@@ -73,8 +72,10 @@ def plan(
             counts += not_in_paper
         for count in counts:
             for seed in seeds or row.seeds_for.get(count, row.seeds):
+                budget = full_steps(row.data) if steps is None else steps
                 given = {"method": row.method, "labels": count, "seed": seed, "steps": budget}
-                runs.append(Planned(row, resolve(row.data, {**row.settings, **given, **settings})))
+                resolved = resolve(row.data, {**row.settings, **given, **settings})
+                runs.append(Planned(row, replace(resolved, data_options=row.part)))
     if not runs:
         raise MixMatchError("nothing to run: no row of this table has these methods and labels")
     return runs
@@ -107,35 +108,40 @@ def run_all(
 ) -> list[tuple[Planned, str]]:
     """Train what is not finished. A run that fails does not stop the rest; returns those with the reason."""
     records = records_.load_all(records_folder, warn=lambda message: None)
-    failed: list[tuple[Planned, str]] = []
-    for number, run in enumerate(runs, 1):
-        head = f"[{number}/{len(runs)}] {run.row.name}, {_count(run.settings.labels)}, seed {run.settings.seed}"
+    heads = {
+        run.name: f"[{number}/{len(runs)}] {run.row.name}, {_count(run.settings.labels)}, seed {run.settings.seed}"
+        for number, run in enumerate(runs, 1)
+    }
+    todo: dict[str, Planned] = {}
+    for run in runs:
         if finished(run, records):
-            say(f"{head}: finished before")
-            continue
-        say(head)
-        try:
-            record = _train(run, runs_folder, reporter() if reporter else None, **options)
-        except Interrupted:
-            raise
-        except Exception as error:  # whatever it is, the other runs can go on
-            reason = str(error) if isinstance(error, MixMatchError) else f"{type(error).__name__}: {error}"
-            say(f"{head}: failed: {reason}")
+            say(f"{heads[run.name]}: finished before")
+        else:
+            todo[run.name] = run
+    waiting = list(todo.values())
+    failed: list[tuple[Planned, str]] = []
+
+    def ended(number: int, outcome: Record | Exception) -> None:
+        run = waiting[number]
+        if isinstance(outcome, Exception):  # whatever it is, the other runs can go on
+            reason = str(outcome) if isinstance(outcome, MixMatchError) else f"{type(outcome).__name__}: {outcome}"
+            say(f"{heads[run.name]}: failed: {reason}")
             failed.append((run, reason))
-            continue
-        records_.save(record, records_folder)
-        records.append(record)
+        else:
+            records_.save(outcome, records_folder)
+
+    jobs = [_job(run, runs_folder, reporter() if reporter else None, **options) for run in waiting]
+    api.train_together(jobs, started=lambda number: say(heads[waiting[number].name]), ended=ended)
     return failed
 
 
-def _train(run: Planned, runs_folder: Path, reporter: Reporter | None, **options: Any) -> Record:
+def _job(run: Planned, runs_folder: Path, reporter: Reporter | None, **options: Any) -> dict[str, Any]:
     values = run.settings.to_dict()
     data, of_method = values.pop("data"), values.pop("method_settings")
-    values.pop("data_options")  # of own data only
+    values["part"] = values.pop("data_options")
     values.pop("precision")  # the device's, unless the options say otherwise
-    return api.train(
-        data, out=runs_folder / run.name, resume=True, reporter=reporter, **{**values, **of_method, **options}
-    )
+    folder = runs_folder / run.name
+    return {"data": data, "out": folder, "resume": True, "reporter": reporter, **values, **of_method, **options}
 
 
 def _count(labels: Labels) -> str:
@@ -161,7 +167,7 @@ class Estimator:
         """Seconds for a step and for an evaluation."""
         # A processor's time grows with the batch, so a small one will do; a GPU's does not.
         batch = settings.batch_size if self.device.type == "cuda" else min(8, settings.batch_size)
-        info = SOURCES[settings.data]
+        info = SOURCES[settings.data.removesuffix("-test")]
         random = np.random.default_rng(0)
         shape, count = info.image_shape, max(256, 2 * info.classes)
         images = Images(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -38,6 +38,18 @@ class Predictor(Protocol):
     def __call__(
         self, x: Tensor, weights: Weights = "live", stats: Stats = "batch", full_precision: bool = False
     ) -> Tensor: ...
+
+
+def several(
+    model: Predictor, batches: Sequence[Tensor], weights: Weights = "live", stats: Stats = "batch"
+) -> list[Tensor]:
+    """A pass over each batch with its own statistics; `stats` is for the first, the others leave the running ones
+    alone. A model that can take batches of one size together, with the same outcome, has a method of this name."""
+    together = getattr(model, "several", None)
+    if together is not None:
+        logits: list[Tensor] = together(batches, weights, stats)
+        return logits
+    return [model(x, weights=weights, stats=stats if i == 0 else "batch") for i, x in enumerate(batches)]
 
 
 class Method(Protocol):

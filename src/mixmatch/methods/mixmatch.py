@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mixmatch import functional
 from mixmatch.draws import Draws
-from mixmatch.methods.base import Batch, Metrics, Predictor, Progress
+from mixmatch.methods.base import Batch, Metrics, Predictor, Progress, several
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class MixMatch:
     def guess(self, model: Predictor, u: Tensor) -> Tensor:
         """Guessed labels (B, L) from the views (K, B, ...): Algorithm 1, lines 7 and 8."""
         if self.passes == "official":
-            logits = torch.stack([model(view, weights=self.guess_weights) for view in u])
+            logits = torch.stack(several(model, list(u), weights=self.guess_weights))
         else:
             logits = model(u.flatten(0, 1), weights=self.guess_weights).reshape(*u.shape[:2], -1)
         return functional.guess_labels(logits.softmax(dim=-1), self.T)
@@ -86,8 +86,7 @@ class MixMatch:
     def learn(self, model: Predictor, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         """Logits for the mixed labeled (B, ...) and unlabeled images (K, B, ...)."""
         if self.passes == "official":
-            first, *rest = functional.interleave([x, *u])
-            logits = [model(first, stats="update"), *(model(images) for images in rest)]
+            logits = several(model, functional.interleave([x, *u]), stats="update")
             logits_x, *logits_u = functional.interleave(logits)
             return logits_x, torch.stack(logits_u)
         logits_all = model(torch.cat([x, u.flatten(0, 1)]), stats="update")

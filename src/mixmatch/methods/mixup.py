@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mixmatch import functional
 from mixmatch.draws import Draws
-from mixmatch.methods.base import Batch, Metrics, Predictor, Progress
+from mixmatch.methods.base import Batch, Metrics, Predictor, Progress, several
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,9 @@ class MixUp:
         with torch.no_grad():
             q = model(u).softmax(dim=-1)
         x, p = functional.mixup(batch.x, batch.y, batch.x.flip(0), batch.y.flip(0), draws["lam_x"], self.keep_order)
-        loss_x = functional.labeled_loss(model(x, stats="update"), p)
         u, targets = functional.mixup(u, q, u.flip(0), q.flip(0), draws["lam_u"], self.keep_order)
-        loss_u = functional.labeled_loss(model(u), targets)
+        logits_x, logits_u = several(model, [x, u], stats="update")
+        loss_x = functional.labeled_loss(logits_x, p)
+        loss_u = functional.labeled_loss(logits_u, targets)
         loss = loss_x + loss_u
         return loss, {"loss": loss, "loss_x": loss_x, "loss_u": loss_u, "confidence": q.amax(dim=-1).mean()}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mixmatch import functional
 from mixmatch.draws import Draws
-from mixmatch.methods.base import Batch, Metrics, Predictor, Progress
+from mixmatch.methods.base import Batch, Metrics, Predictor, Progress, several
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,11 @@ class PiModel:
     def loss(
         self, model: Predictor, batch: Batch, draws: Mapping[str, Tensor], progress: Progress
     ) -> tuple[Tensor, Metrics]:
-        loss_x = functional.labeled_loss(model(batch.x, stats="update"), batch.y)
+        logits_x, logits_u = several(model, [batch.x, batch.u[1]], stats="update")
         with torch.no_grad():
             target = model(batch.u[0]).softmax(dim=-1)
-        loss_u = functional.unlabeled_loss(model(batch.u[1]), target)
+        loss_x = functional.labeled_loss(logits_x, batch.y)
+        loss_u = functional.unlabeled_loss(logits_u, target)
         weight = self.consistency_weight * functional.linear_ramp(progress.step, self.warmup * progress.total)
         loss = loss_x + weight * loss_u
         return loss, {"loss": loss, "loss_x": loss_x, "loss_u": loss_u, "confidence": target.amax(dim=-1).mean()}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mixmatch import functional
 from mixmatch.draws import Draws
-from mixmatch.methods.base import Batch, Metrics, Predictor, Progress
+from mixmatch.methods.base import Batch, Metrics, Predictor, Progress, several
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class PseudoLabel:
     def loss(
         self, model: Predictor, batch: Batch, draws: Mapping[str, Tensor], progress: Progress
     ) -> tuple[Tensor, Metrics]:
-        loss_x = functional.labeled_loss(model(batch.x, stats="update"), batch.y)
-        logits = model(batch.u[0])
+        logits_x, logits = several(model, [batch.x, batch.u[0]], stats="update")
+        loss_x = functional.labeled_loss(logits_x, batch.y)
         probability, label = logits.detach().softmax(dim=-1).max(dim=-1)
         confident = (probability > self.threshold).to(logits.dtype)
         each = F.cross_entropy(logits, label, reduction="none")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from mixmatch.errors import MixMatchError, unknown
 from mixmatch.networks.convnet13 import ConvNet13
+from mixmatch.networks.mlp import MLP
 from mixmatch.networks.wide_resnet import WideResNet
 
-__all__ = ["NETWORKS", "ConvNet13", "Plan", "WideResNet", "build"]
+__all__ = ["MLP", "NETWORKS", "ConvNet13", "Plan", "WideResNet", "build"]
 
 
 class Plan(NamedTuple):
@@ -19,7 +21,8 @@ class Plan(NamedTuple):
 
     kind: type[nn.Module]
     arguments: dict[str, Any]
-    shape: tuple[int, int, int] = (3, 32, 32)
+    shape: tuple[int, ...] = (3, 32, 32)
+    """(channels, height, width), or (features,)."""
     smallest: int = 1
     """Images must be at least this high and wide."""
 
@@ -32,30 +35,47 @@ NETWORKS: dict[str, Plan] = {
     "wrn-auto": Plan(WideResNet, {"filters": 32, "repeat": 2, "momentum": 0.01}),
     "cnn13": Plan(ConvNet13, {"filters": 128}, smallest=12),
     "cnn13-32": Plan(ConvNet13, {"filters": 32}, smallest=12),
+    "mlp": Plan(MLP, {}, (64,)),
 }
 """The networks with a name. `wrn-D-W` works for any depth D = 6n + 4 and width W too; `wrn-auto`, for own images,
-deepens with their size."""
+deepens with their size; `mlp` is for features."""
 
 
-def build(name: str, num_classes: int, input_shape: tuple[int, ...] | None = None) -> nn.Module:
+def build(
+    name: str, num_classes: int, input_shape: tuple[int, ...] | None = None, weights: str | Path | None = None
+) -> nn.Module:
     """Make a network with fresh weights, drawn from torch's global generator.
 
     Args:
-        name: one of `NETWORKS`, or `wrn-D-W` for a Wide ResNet of depth D = 6n + 4 and width factor W.
+        name: one of `NETWORKS`, `wrn-D-W` for a Wide ResNet of depth D = 6n + 4 and width factor W, or `timm:NAME` for
+            a model of the timm library, if that is installed.
         num_classes: how many logits it gives.
-        input_shape: (channels, height, width); None is the shape the paper uses the network with.
+        input_shape: (channels, height, width), or (features,) for `mlp`; None is the shape the paper uses the network
+            with.
+        weights: a file of weights to start a timm model from.
 
     >>> sum(p.numel() for p in build("wrn-28-2", num_classes=10).parameters())
     1469642
     """
     if num_classes < 2:
         raise MixMatchError(f"a classifier needs at least two classes, not {num_classes}")
+    if name.startswith("timm:"):
+        from mixmatch.networks.timm_backbone import build_timm
+
+        return build_timm(name, num_classes, input_shape, weights)
+    if weights:
+        raise MixMatchError(f"weights are for timm networks (timm:NAME), not for '{name}'")
     plan = NETWORKS.get(name) or _wide_resnet(name)
     shape = plan.shape if input_shape is None else input_shape
-    if name == "wrn-auto" and len(shape) == 3:
+    if len(shape) != len(plan.shape) or min(shape) < 1:
+        wanted = (
+            "images of shape (channels, height, width)" if len(plan.shape) == 3 else "features of shape (features,)"
+        )
+        raise MixMatchError(f"network '{name}' takes {wanted}, not {tuple(shape)}")
+    if len(shape) == 1:
+        return plan.kind(num_classes, shape[0], **plan.arguments)
+    if name == "wrn-auto":
         plan = plan._replace(arguments={**plan.arguments, "scales": _scales(min(shape[1:]))})
-    if len(shape) != 3 or min(shape) < 1:
-        raise MixMatchError(f"network '{name}' takes images of shape (channels, height, width), not {shape}")
     if min(shape[1:]) < plan.smallest:
         raise MixMatchError(f"network '{name}' takes images of at least {plan.smallest}x{plan.smallest}, not {shape}")
     return plan.kind(num_classes, in_channels=shape[0], **plan.arguments)

@@ -111,6 +111,18 @@ def read_votes(
     return votes
 
 
+def vote_classes(path: Path, votes: Votes) -> list[str] | None:
+    """The names of the classes voted for, from the description beside a vote file, if there is one of these votes."""
+    try:
+        about = json.loads(path.with_suffix(".json").read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(about, dict) or about.get("votes_sha256") != votes.sha256:
+        return None
+    classes = about.get("classes")
+    return classes if isinstance(classes, list) and len(classes) == votes.classes else None
+
+
 def read_probabilities(path: Path, votes: Votes) -> Floats:
     """A student's class probabilities (N, classes), a row per query of the vote file."""
     matrix = np.asarray(read_matrix(path), dtype=np.float64)
@@ -147,7 +159,7 @@ def read_answers(path: Path, votes: Votes, rows: npt.NDArray[np.int64]) -> Answe
 
     JSON (`{"label": [...]}` or a list), `.npy`, CSV of labels, or CSV with the columns query and label.
     """
-    by_row = _answers_by_row(path)
+    by_row = read_answers_by_row(path)
     if by_row is not None:
         missing = [row for row in rows.tolist() if row not in by_row]
         if missing:
@@ -180,7 +192,7 @@ def read_labels(path: Path, votes: Votes) -> npt.NDArray[np.int64]:
 def read_integers(path: Path) -> npt.NDArray[np.int64]:
     """A list of whole numbers from `.npy`, `.npz`, JSON or text."""
     if path.suffix == ".json":
-        content = _open(path, lambda: json.loads(path.read_text()))
+        content = read_json(path)
         values = content.get("label", content.get("labels")) if isinstance(content, dict) else content
         if not isinstance(values, list) or not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
             raise PrivacyError(f'{path}: it must hold a list of whole numbers, or {{"label": [...]}}')
@@ -189,6 +201,11 @@ def read_integers(path: Path) -> npt.NDArray[np.int64]:
     if matrix.ndim == 2 and 1 not in matrix.shape:
         raise PrivacyError(f"{path}: shape {matrix.shape}, not a list of whole numbers")
     return _whole_numbers(matrix.reshape(-1, 1), str(path)).ravel()
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds."""
+    return _open(path, lambda: json.loads(path.read_text()))
 
 
 def read_matrix(path: Path, dimensions: tuple[int, ...] = (2,)) -> npt.NDArray[Any]:
@@ -234,7 +251,7 @@ def _load_csv(path: Path) -> npt.NDArray[np.float64]:
     return np.array(rows, dtype=np.float64)
 
 
-def _answers_by_row(path: Path) -> dict[int, tuple[int, str]] | None:
+def read_answers_by_row(path: Path) -> dict[int, tuple[int, str]] | None:
     """Answers of a CSV with the columns query and label (and source), if it is one."""
     if path.suffix == ".json" or path.suffix in (".npy", ".npz"):
         return None
@@ -253,7 +270,7 @@ def _kept_rows(path: Path) -> list[int]:
     """Rows whose label the student gave itself, as `pate label` writes them."""
     if path.suffix != ".json":
         return []
-    content = json.loads(path.read_text())
+    content = read_json(path)
     return list(content.get("kept", [])) if isinstance(content, dict) else []
 
 

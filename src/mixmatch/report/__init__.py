@@ -20,7 +20,7 @@ def write_report(
     """Write RUN/report.html (or `output`) and RUN/label-next.csv, for a finished run.
 
     Returns:
-        What the page shows, and where page and list are; the list is None where there are no unlabeled images.
+        What the page shows, and where page and list are; the list is None where there is no unlabeled data.
     """
     run = Path(run)
     report = gather(run, None if data_dir is None else Path(data_dir), device)
@@ -33,7 +33,7 @@ def write_report(
 
 
 def label_next(report: Report) -> str:
-    """The images worth labeling as CSV: the file (or the row in a published data set), how uncertain, the guess."""
+    """What is worth labeling as CSV: the file (or the row in a published data set), how uncertain, the guess."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["file" if report.own else "row", "score", "predicted", "probability"])

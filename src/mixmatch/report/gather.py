@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from mixmatch import api
 from mixmatch.classifier import Classifier
-from mixmatch.data import SOURCES, read_own
-from mixmatch.data.own import OwnData
-from mixmatch.data.source import UNKNOWN, Images
+from mixmatch.data import SOURCES
+from mixmatch.data.source import UNKNOWN, Images, Rows
 from mixmatch.data.split import Split
 from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
@@ -42,9 +41,9 @@ PIECE = 1024
 
 @dataclass(frozen=True)
 class Shown:
-    """An image to show: pixels (H, W, C), where it comes from, and what the model says."""
+    """An image or row to show: its pixels (H, W, C) if it has any, where it comes from, and what the model says."""
 
-    pixels: np.ndarray
+    pixels: np.ndarray | None
     name: str
     predicted: str
     probability: float
@@ -86,6 +85,8 @@ class Report:
 
     run: Path
     own: bool
+    noun: str
+    """What a row is called: image or row."""
     record: Record
     classes: tuple[str, ...]
     labels: list[int]
@@ -107,8 +108,8 @@ def gather(path: Path, data_dir: Path | None = None, device: str = "auto") -> Re
     if record is None:
         raise MixMatchError(f"{path} is not finished: go on with mixmatch train --out {path} --resume, then report")
     settings = from_dict(config["settings"])
-    if settings.data not in SOURCES and not Path(settings.data).exists():
-        raise MixMatchError(f"the images of this run are not at {settings.data}: run it from where it was trained")
+    if settings.data.removesuffix("-test") not in SOURCES and not Path(settings.data).exists():
+        raise MixMatchError(f"the data of this run is not at {settings.data}: run it from where it was trained")
     model = api.load(path, device=device)
     source, split, basis = api.open_data(settings, data_dir)
     if split.hash != config["split"]["hash"] or source.classes != model.classes:
@@ -124,15 +125,16 @@ def gather(path: Path, data_dir: Path | None = None, device: str = "auto") -> Re
         judged = _judge(model, source.test, known, test_names)
         if has_baseline:
             whole = len(known) == len(source.test)
-            test = source.test if whole else Images(source.test.images[known], source.test.labels[known])
+            test = source.test if whole else source.test.take(known)
             brought = gain(model, api.load(alone.path, device=device), test)
     return Report(
         run=path,
         own=api.is_own(settings.data),
+        noun=source.noun,
         record=record,
         classes=source.classes,
         labels=np.bincount(source.train.labels[split.labeled], minlength=len(source.classes)).tolist(),
-        verdict=_verdict(judged, brought, basis),
+        verdict=_verdict(judged, brought, basis, source.noun),
         basis=basis,
         metrics=run.metrics(),
         baseline=alone.metrics() if has_baseline else [],
@@ -142,7 +144,7 @@ def gather(path: Path, data_dir: Path | None = None, device: str = "auto") -> Re
     )
 
 
-def _verdict(judged: Judged | None, brought: Gain | None, basis: str) -> str:
+def _verdict(judged: Judged | None, brought: Gain | None, basis: str, noun: str) -> str:
     """The sentence the page begins with."""
     if judged is None:
         few = "too few labels to judge: "
@@ -152,7 +154,7 @@ def _verdict(judged: Judged | None, brought: Gain | None, basis: str) -> str:
         return f"{brought.sentence} {basis[0].upper()}{basis[1:]}."
     low, high = measure.share_interval(judged.wrong, judged.images)
     return (
-        f"The test error is {judged.error:.1f} %: {judged.wrong:,} of {judged.images:,} test images are taken for "
+        f"The test error is {judged.error:.1f} %: {judged.wrong:,} of {judged.images:,} test {noun}s are taken for "
         f"another class (95 % interval {low:.1f} to {high:.1f} %)."
     )
 
@@ -161,27 +163,29 @@ Name = Callable[[int], str]
 
 
 def _names(settings: Settings, split: Split) -> tuple[Name, Name]:
-    """What the training and the test images are called: by their files, or by their rows in a published data set."""
+    """What the training and the test rows are called: by their files, or by their numbers in a published data set."""
     if not api.is_own(settings.data):
         return str, str
-    options = dict(settings.data_options)
-    labels_file = options.pop("labels_file", None)
-    own = read_own(Path(settings.data), labels_file=labels_file and Path(labels_file), **options)
+    own = api.open_own(settings)
     files = own.files
     tested = own.tested
-    if len(tested) == 0 and isinstance(own, OwnData):
+    if len(tested) == 0:
         tested = np.setdiff1d(own.labeled, split.labeled)  # held out, in this order
     return lambda row: files[row], lambda row: files[int(tested[row])]
 
 
-def _judge(model: Classifier, test: Images, rows: Ints, name: Name) -> Judged:
+def _pixels(part: Rows, row: int) -> np.ndarray | None:
+    return np.array(part.images[row]) if isinstance(part, Images) else None
+
+
+def _judge(model: Classifier, test: Rows, rows: Ints, name: Name) -> Judged:
     labels = test.labels[rows]
-    probabilities = predict(model, test.images, rows)
+    probabilities = predict(model, test.inputs, rows)
     predicted = probabilities.argmax(axis=1)
     counts = measure.confusion(labels, predicted, len(model.classes))
     mistakes = [
         Shown(
-            np.array(test.images[rows[i]]),
+            _pixels(test, int(rows[i])),
             name(int(rows[i])),
             model.classes[predicted[i]],
             float(probabilities[i, predicted[i]]),
@@ -194,25 +198,25 @@ def _judge(model: Classifier, test: Images, rows: Ints, name: Name) -> Judged:
     return Judged(len(rows), wrong, counts, scores, measure.calibration(probabilities, labels), mistakes)
 
 
-def _unlabeled(model: Classifier, train: Images, split: Split, seed: int, name: Name) -> Unlabeled:
+def _unlabeled(model: Classifier, train: Rows, split: Split, seed: int, name: Name) -> Unlabeled:
     rows = split.unlabeled
     if len(rows) > LOOKED_AT:
         rows = np.sort(generator(seed, "report", 0).permutation(rows)[:LOOKED_AT])
     if len(rows) == 0:
         return Unlabeled(0, 0, None, [])
-    probabilities = predict(model, train.images, rows)
+    probabilities = predict(model, train.inputs, rows)
     known = train.labels[rows] != UNKNOWN
     right = probabilities.argmax(axis=1)[known] == train.labels[rows][known]
     score = measure.uncertainty(probabilities)
     most = min(len(rows), WORTH, max(12, len(rows) // 20))
     candidates = np.argsort(-score, kind="stable")[: AMONG * most]
-    features = penultimate(model, train.images, rows[candidates])
+    features = penultimate(model, train.inputs, rows[candidates])
     if features is None:
         features = probabilities[candidates]
     chosen = candidates[measure.diverse(features, score[candidates], most)]
     worth = [
         Shown(
-            np.array(train.images[rows[i]]),
+            _pixels(train, int(rows[i])),
             name(int(rows[i])),
             model.classes[int(probabilities[i].argmax())],
             float(probabilities[i].max()),
@@ -223,13 +227,13 @@ def _unlabeled(model: Classifier, train: Images, split: Split, seed: int, name: 
     return Unlabeled(len(split.unlabeled), len(rows), 100 * float(right.mean()) if known.any() else None, worth)
 
 
-def predict(model: Classifier, images: np.ndarray, rows: Ints) -> Floats:
-    """Probabilities of these rows of images that may be larger than memory."""
-    pieces = [model.predict_proba(images[rows[i : i + PIECE]]) for i in range(0, len(rows), PIECE)]
+def predict(model: Classifier, inputs: np.ndarray, rows: Ints) -> Floats:
+    """Probabilities of these rows of inputs that may be larger than memory."""
+    pieces = [model.probabilities(inputs[rows[i : i + PIECE]]) for i in range(0, len(rows), PIECE)]
     return np.concatenate(pieces) if pieces else np.empty((0, len(model.classes)))
 
 
-def penultimate(model: Classifier, images: np.ndarray, rows: Ints) -> Floats | None:
+def penultimate(model: Classifier, inputs: np.ndarray, rows: Ints) -> Floats | None:
     """What the last linear layer gets, scaled to length 1; None for a network that does not end in one."""
     layers = [module for module in model.network.modules() if isinstance(module, nn.Linear)]
     if not layers:
@@ -241,7 +245,7 @@ def penultimate(model: Classifier, images: np.ndarray, rows: Ints) -> Floats | N
 
     hook = layers[-1].register_forward_pre_hook(keep)
     try:
-        predict(model, images, rows)
+        predict(model, inputs, rows)
     finally:
         hook.remove()
     if any(piece.ndim != 2 for piece in seen) or sum(map(len, seen)) != len(rows):

@@ -127,10 +127,10 @@ def render(report: Report) -> str:
     record, judged = report.record, report.judged
     labeled, unlabeled = record["split"]["labeled"], record["split"]["unlabeled"]
     data = Path(record["data"]).resolve().name if report.own else record["data"]
-    about = f"{data}: {record['method']}, {count(labeled, 'label')}, {count(unlabeled, 'unlabeled image')}"
+    about = f"{data}: {record['method']}, {count(labeled, 'label')}, {count(unlabeled, f'unlabeled {report.noun}')}"
     sections = [
         *(
-            [_errors(report), _confusion(report, judged), _classes(report, judged), _calibration(judged)]
+            [_errors(report), _confusion(report, judged), _classes(report, judged), _calibration(report, judged)]
             if judged
             else []
         ),
@@ -164,19 +164,20 @@ def _verdict(report: Report) -> str:
             f'<div><b class="model">{brought.error:.1f} %</b><span class="soft">test error, {method}</span></div>'
             f'<div><b class="baseline">{brought.baseline:.1f} %</b><span class="soft">labels alone</span></div>'
             f'<div class="interval">{svg.interval(brought.low, brought.high, brought.baseline - brought.error, label)}'
-            '<span class="soft">error saved by the unlabeled images, with its 95&nbsp;% interval</span></div></div>'
+            f'<span class="soft">error saved by the unlabeled {report.noun}s, with its 95&nbsp;% interval</span></div>'
+            "</div>"
         )
     elif judged is None:
         parts.append(
-            '<p class="soft">Without test images there are no errors, confusions or calibration to show. What follows '
-            "is what training saw, and which images to label next.</p>"
+            f'<p class="soft">Without test {report.noun}s there are no errors, confusions or calibration to show. What '
+            f"follows is what training saw, and which {report.noun}s to label next.</p>"
         )
     else:
         basis = f"It is {report.basis}."
         alone = (
             ""
             if report.record["method"].startswith("supervised")
-            else " This run has no baseline beside it, so what the unlabeled images brought cannot be told."
+            else " This run has no baseline beside it, so what the unlabeled data brought cannot be told."
         )
         parts.append(f'<p class="soft">{escape(basis + alone)}</p>')
     return f'<div class="verdict">{"".join(parts)}</div>'
@@ -250,7 +251,7 @@ def _classes(report: Report, judged: Judged) -> str:
             f"<td>{_percent(s.recall)}</td></tr>"
         )
     head = '<th scope="col">class</th><th scope="col" class="spare">labels</th>' + "".join(
-        f'<th scope="col">{name}</th>' for name in ("images", "error", "precision", "recall")
+        f'<th scope="col">{name}</th>' for name in (f"{report.noun}s", "error", "precision", "recall")
     )
 
     def table(part: Sequence[str]) -> str:
@@ -264,13 +265,13 @@ def _classes(report: Report, judged: Judged) -> str:
         others = f"<summary>the other {len(rows) - TABLE_ROWS} classes</summary>"
         body += f"<details>{others}{table(rows[TABLE_ROWS:])}</details>"
     note = (
-        "In percent of the test images, worst first. Precision: of the images given this class, how many are of it. "
-        "Recall: of its images, how many are found."
+        f"In percent of the test {report.noun}s, worst first. Precision: of the {report.noun}s given this class, how "
+        f"many are of it. Recall: of its {report.noun}s, how many are found."
     )
     return _section("Class by class", body, note=note)
 
 
-def _calibration(judged: Judged) -> str:
+def _calibration(report: Report, judged: Judged) -> str:
     found = judged.calibration
     apart = 100 * (found.confidence - found.accuracy)
     if abs(apart) < 1:
@@ -283,7 +284,8 @@ def _calibration(judged: Judged) -> str:
         f"Expected calibration error {100 * found.error:.1f} % ({measure.BINS} bins of equal width): how far, on "
         f"average, the confidence of a prediction is from how often such predictions are right. {sense}"
     )
-    chart = svg.reliability(found.bins, f"Reliability diagram, expected calibration error {100 * found.error:.1f} %")
+    told = f"Reliability diagram, expected calibration error {100 * found.error:.1f} %"
+    chart = svg.reliability(found.bins, told, noun=report.noun)
     key = (
         '<figcaption><span class="key model"></span> right, as expected &nbsp; <span class="key over"></span> too sure '
         '&nbsp; <span class="key under"></span> right more often than it thinks. On the dashed line it is as sure as '
@@ -300,7 +302,7 @@ def _guesses(report: Report) -> str:
     for name in ordered:
         points = _points(report.metrics, name)
         if points:
-            title = CURVES.get(name, name)
+            title = CURVES.get(name, name).replace("image", report.noun)
             top = 1.0 if name == "confidence" else None
             last = Series(f"{points[-1][1]:.3g}", points, "model")
             chart = svg.line_chart([last], f"{title}, over steps", width=270, height=165, top=top)
@@ -308,22 +310,24 @@ def _guesses(report: Report) -> str:
     if not charts:
         return ""
     if "confidence" in names:
-        title = "The guesses for unlabeled images, and the losses"
+        title = f"The guesses for unlabeled {report.noun}s, and the losses"
         note = "Confidence is the mean of the largest probability of each guess; 1 is sure, not necessarily right."
     else:
         title, note = "The loss", f"The method {report.record['method']} guesses no labels."
     right = report.unlabeled.right
     if right is not None:
         note += (
-            f" At the end {right:.1f} % of the unlabeled images {_looked_at(report.unlabeled)}are predicted right: "
-            "this data set knows their classes, training did not."
+            f" At the end {right:.1f} % of the unlabeled {report.noun}s {_looked_at(report.unlabeled)}are predicted "
+            "right: this data set knows their classes, training did not."
         )
     return _section(title, f'<div class="three">{"".join(charts)}</div>', note=note, wide=True)
 
 
 def _mistakes(report: Report, judged: Judged) -> str:
     if not judged.mistakes:
-        return _section("Most confident mistakes", "", note="There are none: every test image is right.", wide=True)
+        return _section(
+            "Most confident mistakes", "", note=f"There are none: every test {report.noun} is right.", wide=True
+        )
     what = "file" if report.own else "row"
     note = f"The surest first, {len(judged.mistakes):,} of {judged.wrong:,}. A label may be wrong, too."
     items = (
@@ -337,12 +341,13 @@ def _mistakes(report: Report, judged: Judged) -> str:
 def _worth(report: Report, unlabeled: Unlabeled) -> str:
     title = "Worth labeling next"
     if not unlabeled.worth:
-        return _section(title, "", note="There are no unlabeled images.", wide=True)
+        return _section(title, "", note=f"There are no unlabeled {report.noun}s.", wide=True)
     what = "file" if report.own else "row"
     shown = unlabeled.worth[:SHOWN]
     note = (
-        f"Unlabeled images {_looked_at(unlabeled)}that the model is unsure of and that differ from one another, so "
-        "that no two teach the same. Uncertainty is the entropy of the prediction: 0 is certain, 100 no idea. "
+        f"Unlabeled {report.noun}s {_looked_at(unlabeled)}that the model is unsure of and that differ from one "
+        "another, so that no two teach the same. Uncertainty is the entropy of the prediction: 0 is certain, 100 no "
+        "idea. "
     )
     if len(unlabeled.worth) > len(shown):
         note += f"These are the first {len(shown)} of {len(unlabeled.worth)} in label-next.csv."
@@ -365,7 +370,7 @@ def _settings(report: Report) -> str:
         *settings.items(),
         *of_method.items(),
         *of_data.items(),
-        *((f"{part} images", f"{n:,}") for part, n in record["split"].items() if part != "hash"),
+        *((f"{part} {report.noun}s", f"{n:,}") for part, n in record["split"].items() if part != "hash"),
         ("split", record["split"]["hash"]),
         ("trained for", duration(record["seconds"])),
         *record["hardware"].items(),
@@ -428,6 +433,8 @@ def _list(items: Iterable[str]) -> str:
 
 
 def _thumbnail(shown: Shown, own: bool) -> str:
+    if shown.pixels is None:
+        return ""
     height, width = shown.pixels.shape[:2]
     tiny = ' class="tiny"' if max(height, width) <= 32 else ""
     alt = shown.name if own else f"row {shown.name}"

@@ -103,8 +103,8 @@ def spread(places: Sequence[float], apart: float, least: float, most: float) -> 
     return result
 
 
-def reliability(bins: Sequence[Bin], label: str, width: int = 440) -> str:
-    """Accuracy over confidence, a bar a bin, with its difference to the confidence; below, how many images it has."""
+def reliability(bins: Sequence[Bin], label: str, width: int = 440, noun: str = "image") -> str:
+    """Accuracy over confidence, a bar a bin, with its difference to the confidence; below, how many rows it has."""
     left, side, above, strip = 40.0, width - 52.0, 10.0, 46.0
     below = above + side * 0.72
     floor = below + 38 + strip
@@ -124,7 +124,7 @@ def reliability(bins: Sequence[Bin], label: str, width: int = 440) -> str:
         x1, x2 = x1 + 0.7, x2 - 0.7
         told = (
             f"<title>confidence {100 * b.low:.0f} to {100 * b.high:.0f} %: {b.images:,} "
-            f"{'image' if b.images == 1 else 'images'}, {100 * b.accuracy:.1f} % right at "
+            f"{noun if b.images == 1 else noun + 's'}, {100 * b.accuracy:.1f} % right at "
             f"{100 * b.confidence:.1f} % mean confidence</title>"
         )
         _, w = at(0, b.confidence)
@@ -138,7 +138,7 @@ def reliability(bins: Sequence[Bin], label: str, width: int = 440) -> str:
     parts.append(_text(*at(0.02, 0.93), "accuracy", "start", "name"))
     parts.append(_text(left + side, below + 32, "confidence", "end", "name"))
     parts.append(f'<line class="axis" x1="{left:.1f}" x2="{left + side:.1f}" {_y12(floor)}/>')
-    parts.append(_text(left + 3, floor - strip + 12, "images in each bin", "start", "name"))
+    parts.append(_text(left + 3, floor - strip + 12, f"{noun}s in each bin", "start", "name"))
     parts.append(_text(left - 5, floor - strip + 12, f"{fullest:,}", "end"))
     return _svg(width, math.ceil(floor + 4), label, parts)
 

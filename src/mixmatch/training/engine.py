@@ -10,31 +10,33 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixmatch.data.augment import CropFlip
+from mixmatch.data.augment import augmentation
 from mixmatch.data.pool import Pool
 from mixmatch.data.source import Source
 from mixmatch.data.split import Split
 from mixmatch.draws import Draws, Sampler, generator, torch_seed
 from mixmatch.errors import MixMatchError
-from mixmatch.methods.base import Batch, Progress
+from mixmatch.networks import fused
 from mixmatch.settings import Settings
 from mixmatch.training import checkpoint
 from mixmatch.training.checkpoint import Checkpoint
 from mixmatch.training.evaluate import Evaluation, evaluate
-from mixmatch.training.model import Model
+from mixmatch.training.fast import Loss, Recipe, Recorded, compiled, reason
+from mixmatch.training.model import Model, full_fp32
 from mixmatch.training.optimizer import build_optimizer, learning_rate, load_optimizer_state, optimizer_state
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import RunFolder
+
+T = TypeVar("T")
 
 CHUNK = 32
 """Steps whose draws are made and copied to the device together. It does not affect results."""
@@ -47,62 +49,90 @@ class Trainer:
     """A model in training: `advance` takes steps, `evaluate` judges, `checkpoint` and `restore` carry it over time."""
 
     def __init__(
-        self, settings: Settings, source: Source, split: Split, network: nn.Module, device: torch.device
+        self,
+        settings: Settings,
+        source: Source,
+        split: Split,
+        network: nn.Module,
+        device: torch.device,
+        *,
+        compile: bool = False,
+        record: bool = False,
     ) -> None:
+        """`compile` makes steps faster after a minute of preparation, `record` (on CUDA) at once; see `fast`."""
         self.settings, self.source, self.split, self.device = settings, source, split, device
-        self.method = settings.build_method()
-        if self.method.unlabeled_views and len(split.unlabeled) == 0:
+        method = settings.build_method()
+        if method.unlabeled_views and len(split.unlabeled) == 0:
             raise MixMatchError(
-                f"no unlabeled images are left for method '{settings.method}': ask for fewer labels or use "
+                f"no unlabeled {source.noun}s are left for method '{settings.method}': ask for fewer labels or use "
                 "--method supervised"
             )
-        self.augment = CropFlip(settings.pad, settings.flip)
-        try:
-            self.augment.check(*source.image_shape[:2])
-        except ValueError as error:
-            raise MixMatchError(str(error)) from None
-        network = network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.model = Model(network, settings.ema_decay, settings.precision)
-        self.optimizer = build_optimizer(network, settings)
-        self.pool = Pool(source.train.images, device)
+        augment = augmentation(source, pad=settings.pad, flip=settings.flip, noise=settings.noise, mask=settings.mask)
+        self.recipe = Recipe(method, augment, len(source.classes), settings.steps)
+        network = network.to(device).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+        recorded = record and device.type == "cuda"
+        shape = None
+        if recorded and settings.precision == "bf16" and fused.available():
+            shape = fused.shape_of(network, source.input_shape)
+        self.model = Model(network, settings.ema_decay, settings.precision, shape)
+        self.rate = torch.tensor(settings.learning_rate, device=device)
+        self.optimizer = build_optimizer(network, settings, self.rate if recorded else None)
+        self.pool = Pool(source.train.inputs, device)
         self.labels = torch.from_numpy(np.array(source.train.labels, np.int64)).to(device)
         self._labeled = Sampler(len(split.labeled), settings.batch_size, settings.seed, "labeled")
         self._unlabeled = Sampler(max(len(split.unlabeled), 1), settings.batch_size, settings.seed, "unlabeled")
         self.step = 0
-        self._test_images = _rows(source.test.images, split.test)
+        self._test_inputs = _rows(source.test.inputs, split.test)
         self._sums: dict[str, Tensor] = {}
         self._summed = 0
         self._first_bad = torch.tensor(-1, device=device)
         self._exact = torch.float32 if device.type == "mps" else torch.float64  # which MPS does not have
+        self._compiled: Loss | None = None
+        self.setup_seconds = 0.0
+        """How long it took until steps went at full speed."""
+        if compile:
+            name = None if settings.network.startswith("custom:") else settings.network
+            self._compiled = compiled(self.recipe, network, settings.precision, name, shape)
+        self._recorded = Recorded(self, CHUNK) if recorded else None
+        self.note: Callable[[str], None] = lambda text: None
+        """Told what a person should know, such as that the network cannot be compiled."""
+        self.stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self.stream.wait_stream(torch.cuda.current_stream(device))
 
     # ---------------------------------------------------------------- one step
 
     def draw(self, step: int) -> Draws:
         """Everything random of a step: which images, how they are augmented, and what the method needs."""
-        seed, size, views = self.settings.seed, self.settings.batch_size, self.method.unlabeled_views
+        augment, method = self.recipe.augment, self.recipe.method
+        seed, size = self.settings.seed, self.settings.batch_size
         draws: Draws = {"labeled": self.split.labeled[self._labeled.rows(step)]}
-        for name, draw in self.augment.draw(generator(seed, "augment labeled", step), 1, size).items():
+        for name, draw in augment.draw(generator(seed, "augment labeled", step), 1, size).items():
             draws[f"x/{name}"] = draw
-        if views:
+        if views := method.unlabeled_views:
             draws["unlabeled"] = self.split.unlabeled[self._unlabeled.rows(step)]
-            for name, draw in self.augment.draw(generator(seed, "augment unlabeled", step), views, size).items():
+            for name, draw in augment.draw(generator(seed, "augment unlabeled", step), views, size).items():
                 draws[f"u/{name}"] = draw
-        for name, draw in self.method.draw(generator(seed, "method", step), size).items():
+        for name, draw in method.draw(generator(seed, "method", step), size).items():
             draws[f"method/{name}"] = draw
         draws["step"] = np.array(step, np.float32)
         return draws
 
     def loss(self, x: Tensor, u: Tensor | None, draws: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss for fetched uint8 images and the draws of a step; nothing here waits for the device."""
+        """The loss for fetched inputs and the draws of a step; nothing here waits for the device."""
         labels = self.labels[draws["labeled"]]
-        images = self.augment(x, _under("x/", draws))[0]
-        batch = Batch(
-            x=images,
-            y=F.one_hot(labels, len(self.source.classes)).to(images.dtype),
-            u=images.new_empty(0) if u is None else self.augment(u, _under("u/", draws)),
-        )
-        progress = Progress(draws["step"], self.settings.steps)
-        return self.method.loss(self.model, batch, _under("method/", draws), progress)
+        if self._compiled is not None:
+            network = self.model.network
+            tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+            try:
+                return self._compiled(tensors, self.model.ema, labels, x, u, draws)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # whatever the compiler cannot do, plain PyTorch can
+                self._compiled = None
+                self.note(f"the step cannot be compiled ({reason(error)}): training goes on without, more slowly")
+        return self.recipe.loss(self.model, labels, x, u, draws)
 
     def take_step(self, x: Tensor, u: Tensor | None, draws: Mapping[str, Tensor]) -> None:
         """Loss, gradient, Adam, weight decay, moving average; sums of the metrics stay on the device."""
@@ -112,51 +142,97 @@ class Trainer:
         self.optimizer.step()
         self.model.update_ema()
         bad = ~torch.isfinite(loss.detach()) & (self._first_bad < 0)
-        self._first_bad = torch.where(bad, draws["step"].long(), self._first_bad)
+        self._first_bad.copy_(torch.where(bad, draws["step"].long(), self._first_bad))
         for name, value in metrics.items():
-            value = value.detach().to(self._exact)
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
-        self._summed += 1
+            if name not in self._sums:
+                self._sums[name] = torch.zeros((), dtype=self._exact, device=self.device)
+            self._sums[name] += value.detach()
 
     # ---------------------------------------------------------------- many steps
 
     def advance(self, until: int, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Take steps up to `until`, or fewer if asked to stop."""
-        settings = self.settings
-        while self.step < until and not should_stop():
-            chunk = self._chunk(self.step, min(CHUNK, until - self.step))
-            for i in range(len(chunk["step"])):
-                if should_stop():
-                    return
-                draws = {name: values[i] for name, values in chunk.items()}
-                x = self.pool.fetch(draws["labeled"])
-                u = self.pool.fetch(draws["unlabeled"]) if "unlabeled" in draws else None
-                draws["labeled"] = draws["labeled"].to(self.device)
-                if self.method.wants_noise:
-                    draws["method/noise"] = self._noise(self.step)
-                rate = learning_rate(settings.schedule, settings.learning_rate, self.step, settings.steps)
-                for group in self.optimizer.param_groups:
-                    group["lr"] = rate
-                # Networks with randomness of their own (dropout) draw from torch's generator.
-                torch.manual_seed(torch_seed(settings.seed, "network", self.step))
-                self.take_step(x, u, draws)
-                self.step += 1
+        settings, pool = self.settings, self.pool
+        began = time.monotonic()
+        with self.in_stream(), full_fp32():
+            while self.step < until and not should_stop():
+                chunk = self._chunk(self.step, min(CHUNK, until - self.step))
+                if self._recorded is not None:
+                    self._recorded.load(chunk)
+                    near = chunk
+                else:
+                    near = {name: values.to(self.device, non_blocking=True) for name, values in chunk.items()}
+                for i in range(len(chunk["step"])):
+                    if should_stop():
+                        return
+                    x = u = noise = None
+                    if self._recorded is None or not pool.resident:
+                        rows = near if pool.resident else chunk
+                        x = pool.fetch(rows["labeled"][i])
+                        u = pool.fetch(rows["unlabeled"][i]) if "unlabeled" in rows else None
+                    if self.recipe.method.wants_noise:
+                        noise = self._noise(self.step)
+                    # Networks with randomness of their own (dropout) draw from torch's generator.
+                    torch.manual_seed(torch_seed(settings.seed, "network", self.step))
+                    if self._recorded is not None:
+                        self._recorded.step(x, u, noise)
+                    else:
+                        draws = {name: values[i] for name, values in near.items()}
+                        if noise is not None:
+                            draws["method/noise"] = noise
+                        rate = learning_rate(settings.schedule, settings.learning_rate, self.step, settings.steps)
+                        for group in self.optimizer.param_groups:
+                            group["lr"] = rate
+                        assert x is not None
+                        self.take_step(x, u, draws)
+                    self.step += 1
+                    self._summed += 1
+                    self._tell_setup(began)
+
+    def _tell_setup(self, began: float) -> None:
+        """Say once how long it took to get to full speed."""
+        settled = self._recorded.settled if self._recorded is not None else self._compiled is not None
+        if settled and not self.setup_seconds:
+            self.setup_seconds = time.monotonic() - began
+            if self._compiled is not None:
+                self.note(f"compiled the training step in {self.setup_seconds:.0f} s")
 
     def _chunk(self, first: int, count: int) -> dict[str, Tensor]:
-        """The draws of `count` steps, stacked and copied to where they are needed in one go."""
+        """The draws of `count` steps and their learning rates, stacked, in host memory."""
+        settings = self.settings
         steps = [self.draw(step) for step in range(first, first + count)]
-        stacked = {name: torch.from_numpy(np.stack([draws[name] for draws in steps])) for name in steps[0]}
-        rows = ("labeled", "unlabeled")
+        chunk = {name: torch.from_numpy(np.stack([draws[name] for draws in steps])) for name in steps[0]}
+        rates = [
+            learning_rate(settings.schedule, settings.learning_rate, step, settings.steps)
+            for step in range(first, first + count)
+        ]
+        chunk["rate"] = torch.tensor(rates, dtype=torch.float32)
+        return {name: values.pin_memory() for name, values in chunk.items()} if self.stream is not None else chunk
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """How steps are taken, for the record."""
         return {
-            name: values.to(self.pool.rows_on if name in rows else self.device, non_blocking=True)
-            for name, values in stacked.items()
+            "compiled": self._compiled is not None,
+            "recorded": self._recorded is not None and self._recorded.replays,
+            "kernels": self.model.shape is not None,
+            "setup_seconds": round(self.setup_seconds, 1),
         }
+
+    def in_stream(self) -> contextlib.AbstractContextManager[object]:
+        """On CUDA each trainer works in a stream of its own, so that several can share a GPU."""
+        return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    def wait(self) -> None:
+        """Wait for the device to finish what it was given."""
+        if self.stream is not None:
+            self.stream.synchronize()
 
     def _noise(self, step: int) -> Tensor:
         """Standard normal noise, one view of the unlabeled images large: too much to copy, so drawn on the device."""
-        count, height, width, channels = self.settings.batch_size, *self.source.image_shape
+        shape = (self.settings.batch_size, *self.source.input_shape)
         source = torch.Generator(self.device).manual_seed(torch_seed(self.settings.seed, "noise", step))
-        return torch.randn((count, channels, height, width), generator=source, device=self.device)
+        return torch.randn(shape, generator=source, device=self.device)
 
     def metrics(self) -> dict[str, float]:
         """The metrics averaged since `clear_metrics`. Waits for the device."""
@@ -164,10 +240,12 @@ class Trainer:
 
     def device_metrics(self) -> dict[str, Tensor]:
         """The same, still on the device."""
-        return {name: value / self._summed for name, value in self._sums.items()}
+        return {name: value / self._summed for name, value in self._sums.items()} if self._summed else {}
 
     def clear_metrics(self) -> None:
-        self._sums, self._summed = {}, 0
+        for value in self._sums.values():
+            value.zero_()
+        self._summed = 0
 
     def check_finite(self) -> None:
         """Refuse to go on after a loss that was not a number, or with weights that are not and make the next loss so:
@@ -181,24 +259,26 @@ class Trainer:
     def evaluate(self, between: Callable[[], None] = lambda: None) -> tuple[Evaluation | None, Evaluation | None]:
         """The averaged model on the test images and on the validation images, None where there are none."""
         test_labels = self.source.test.labels[self.split.test]
-        test = evaluate(self.model, self._test_images, test_labels, self.device, between)
         valid = None
-        if len(self.split.valid):
-            train = self.source.train
-            valid = evaluate(self.model, train.images[self.split.valid], train.labels[self.split.valid], self.device)
+        with self.in_stream(), full_fp32():
+            test = evaluate(self.model, self._test_inputs, test_labels, self.device, between)
+            if len(self.split.valid):
+                train, rows = self.source.train, self.split.valid
+                valid = evaluate(self.model, train.inputs[rows], train.labels[rows], self.device)
         return test, valid
 
     # ---------------------------------------------------------------- over time
 
     def checkpoint(self) -> Checkpoint:
-        """Everything `restore` needs, as it is now."""
+        """Everything `restore` needs, as it is now. Waits for the device."""
+        self.wait()
         return Checkpoint(
             weights=self.model.network.state_dict(),
             ema=self.model.ema,
             optimizer=optimizer_state(self.model.network, self.optimizer),
             state={
                 "step": self.step,
-                "sums": {name: value.item() for name, value in self._sums.items()},
+                "sums": {name: value.item() for name, value in self._sums.items()} if self._summed else {},
                 "summed": self._summed,
             },
         )
@@ -218,6 +298,10 @@ class Trainer:
             for name, value in saved.state["sums"].items()
         }
         self._summed = saved.state["summed"]
+        if self._recorded is not None:  # it writes to what was replaced here
+            self._recorded = Recorded(self, CHUNK)
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
 
 
 class NotFinite(Exception):
@@ -300,7 +384,31 @@ def fit(
     resume: Checkpoint | None = None,
     checkpoint_every: int | None = None,
 ) -> float:
-    """Train to the end, evaluating and checkpointing on the way. Returns the seconds it took, all sittings together.
+    """Train to the end, evaluating and checkpointing on the way. Returns the seconds it took, all sittings together."""
+    stop = Stop()
+    with stop.listening():
+        return finish(fitting(trainer, run, reporter, stop, resume, checkpoint_every))
+
+
+def finish(work: Generator[None, None, T]) -> T:
+    """Do all of it; return what it returns."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def fitting(
+    trainer: Trainer,
+    run: RunFolder,
+    reporter: Reporter,
+    stop: Stop,
+    resume: Checkpoint | None = None,
+    checkpoint_every: int | None = None,
+) -> Generator[None, None, float]:
+    """`fit` bit by bit: it pauses after every few steps, so that several runs can take turns.
 
     At each multiple of `eval_every` and at the end: evaluate, then append to the metrics. Once a minute, or at each
     multiple of `checkpoint_every` if it is given, and at the end and when asked to stop: save. A resumed run enters
@@ -346,12 +454,13 @@ def fit(
         following = [every * (trainer.step // every + 1) for every in marks]
         return min(settings.steps, trainer.step + CHUNK, *following)
 
-    stop, readings = Stop(), Readings()
+    readings = Readings()
+    trainer.note = reporter.note
     try:
         reporter.start(f"{settings.data} {settings.method}", trainer.step, settings.steps)
-        with stop.listening():
-            try:
-                while True:
+        try:
+            while True:
+                with trainer.in_stream():
                     if evaluation_due():
                         trainer.check_finite()
                         test, valid = trainer.evaluate(between=stop.check)
@@ -369,16 +478,19 @@ def fit(
                     if save_due():
                         save()
                     if trainer.step >= settings.steps:
+                        trainer.wait()
                         return seconds()
                     trainer.advance(until(), stop)
                     if trainer.device.type == "cpu":  # elsewhere the host would have to wait
                         trainer.check_finite()
                     reporter.steps(trainer.step, readings.update(trainer))
                     stop.check()
-            except Interrupted as interrupted:
+                yield
+        except Interrupted as interrupted:
+            with trainer.in_stream():
                 if trainer.step != saved_at:
                     save()
-                raise Interrupted(interrupted.signal, trainer.step) from None
+            raise Interrupted(interrupted.signal, trainer.step) from None
     except NotFinite as error:
         kept = f"the last good checkpoint, step {saved_at:,}, is kept" if saved_at >= 0 else "nothing was saved yet"
         raise MixMatchError(
@@ -393,14 +505,10 @@ def fit(
         reporter.close()
 
 
-def _under(prefix: str, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in draws.items() if name.startswith(prefix)}
-
-
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in tensors.items()}
 
 
-def _rows(images: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """These rows of the images; all of them are the images themselves, which may be larger than memory."""
-    return images if len(rows) == len(images) and (rows == np.arange(len(images))).all() else images[rows]
+def _rows(inputs: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """These rows of the inputs; all of them are the inputs themselves, which may be larger than memory."""
+    return inputs if len(rows) == len(inputs) and (rows == np.arange(len(inputs))).all() else inputs[rows]

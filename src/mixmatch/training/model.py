@@ -6,7 +6,7 @@ every call says both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -15,49 +15,75 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixmatch.methods.base import Stats, Weights
+from mixmatch.networks import fused
 from mixmatch.settings import Precision
 
 
-class Model:
-    """Any `torch.nn.Module` with the exponential moving average of its trainable parameters.
+class Passes:
+    """Passes of any `torch.nn.Module` over a batch.
 
-    Called as `model(x, weights=..., stats=...)`:
+    Called as `passes(x, weights=..., stats=...)`:
 
     - `weights="live"` are those the optimizer trains; `"ema"` their moving average, without gradient.
     - `stats="batch"` normalizes with the batch's own statistics and leaves the running ones alone, `"update"` also
       updates them, `"running"` normalizes with them, as a finished classifier does.
 
-    Batch norm's running statistics are never averaged: an evaluation uses the averaged weights with the live ones.
+    `tensors` stand in for the network's own parameters and buffers, if given: so one network, and what was compiled
+    for it, serves many runs. With a `shape`, passes in bf16 are by the kernels of `mixmatch.networks.fused`.
     """
 
-    def __init__(self, network: nn.Module, ema_decay: float = 0.999, precision: Precision = "fp32") -> None:
-        self.network = network
-        self.ema_decay = ema_decay
-        self.precision = precision
-        self.ema = {name: p.detach().clone() for name, p in network.named_parameters() if p.requires_grad}
+    def __init__(
+        self,
+        network: nn.Module,
+        ema: Mapping[str, Tensor],
+        precision: Precision,
+        tensors: Mapping[str, Tensor] | None = None,
+        shape: fused.Shape | None = None,
+    ) -> None:
+        self.network, self.ema, self.precision, self.tensors = network, dict(ema), precision, tensors
+        self.shape = shape
         self._norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
 
     def __call__(
         self, x: Tensor, weights: Weights = "live", stats: Stats = "batch", full_precision: bool = False
     ) -> Tensor:
-        """Logits (N, L) in float32 for images (N, C, H, W). `full_precision` rules out bf16 and TF32 for this pass."""
-        with self._statistics(stats), self._numbers(x.device, full_precision):
-            if weights == "live":
-                logits: Tensor = self.network(x)
-            else:
+        """Logits (N, L) in float32 for images (N, C, H, W). `full_precision` rules out bf16 for this pass."""
+        lower = self.precision == "bf16" and not full_precision
+        if lower and stats != "running" and self.shape is not None and fused.fits(self.shape, len(x), 1):
+            return self._fused(x, 1, weights, stats)
+        with self._statistics(stats), torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=lower):
+            if weights == "ema":
                 with torch.no_grad():
-                    logits = functional_call(self.network, self.ema, (x,))
+                    logits: Tensor = functional_call(self.network, {**(self.tensors or {}), **self.ema}, (x,))
+            elif self.tensors is not None:
+                logits = functional_call(self.network, dict(self.tensors), (x,))
+            else:
+                logits = self.network(x)
         return logits.float() if logits.dtype == torch.bfloat16 else logits
 
-    @torch.no_grad()
-    def update_ema(self) -> None:
-        """Move the average one step towards the live weights: ema = decay * ema + (1 - decay) * live."""
-        live = dict(self.network.named_parameters())
-        torch._foreach_lerp_(list(self.ema.values()), [live[name] for name in self.ema], 1 - self.ema_decay)
+    def several(self, batches: Sequence[Tensor], weights: Weights = "live", stats: Stats = "batch") -> list[Tensor]:
+        """A pass over each batch with its own statistics; `stats` is for the first, "batch" for the others."""
+        groups, images = len(batches), sum(len(x) for x in batches)
+        alike = all(len(x) == len(batches[0]) for x in batches)
+        if self.precision == "bf16" and alike and self.shape is not None and fused.fits(self.shape, images, groups):
+            return list(self._fused(torch.cat(list(batches)), groups, weights, stats).chunk(groups))
+        return [self(x, weights, stats if i == 0 else "batch") for i, x in enumerate(batches)]
+
+    def _fused(self, x: Tensor, groups: int, weights: Weights, stats: Stats) -> Tensor:
+        assert self.shape is not None
+        tensors = self.tensors
+        if tensors is None:
+            tensors = {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
+        if weights == "ema":
+            with torch.no_grad():
+                return fused.forward(self.network, self.shape, {**tensors, **self.ema}, x, groups, stats == "update")
+        return fused.forward(self.network, self.shape, tensors, x, groups, stats == "update")
 
     @contextmanager
     def _statistics(self, stats: Stats) -> Iterator[None]:
-        self.network.train(stats != "running")
+        training = stats != "running"
+        if self.network.training != training:
+            self.network.train(training)
         if stats != "batch":
             yield
             return
@@ -72,17 +98,37 @@ class Model:
             for norm, was in zip(self._norms, tracked, strict=True):
                 norm.track_running_stats = was
 
-    @contextmanager
-    def _numbers(self, device: torch.device, full_precision: bool) -> Iterator[None]:
-        if full_precision and device.type == "cuda":
-            before = torch.backends.cudnn.allow_tf32
-            torch.backends.cudnn.allow_tf32 = False
-            try:
-                yield
-            finally:
-                torch.backends.cudnn.allow_tf32 = before
-        elif self.precision == "bf16" and not full_precision:
-            with torch.autocast(device.type, dtype=torch.bfloat16):
-                yield
-        else:
-            yield
+
+class Model(Passes):
+    """A network with the exponential moving average of its trainable parameters.
+
+    Batch norm's running statistics are never averaged: an evaluation uses the averaged weights with the live ones.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        ema_decay: float = 0.999,
+        precision: Precision = "fp32",
+        shape: fused.Shape | None = None,
+    ) -> None:
+        ema = {name: p.detach().clone() for name, p in network.named_parameters() if p.requires_grad}
+        super().__init__(network, ema, precision, shape=shape)
+        self.ema_decay = ema_decay
+
+    @torch.no_grad()
+    def update_ema(self) -> None:
+        """Move the average one step towards the live weights: ema = decay * ema + (1 - decay) * live."""
+        live = dict(self.network.named_parameters())
+        torch._foreach_lerp_(list(self.ema.values()), [live[name] for name in self.ema], 1 - self.ema_decay)
+
+
+@contextmanager
+def full_fp32() -> Iterator[None]:
+    """Convolutions in fp32 are in fp32: without TF32, which cuDNN uses unless told otherwise."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before

@@ -10,14 +10,20 @@ from torch import Tensor, nn
 from mixmatch.settings import Schedule, Settings
 
 
-def build_optimizer(network: nn.Module, settings: Settings) -> torch.optim.AdamW:
+def build_optimizer(network: nn.Module, settings: Settings, rate: Tensor | None = None) -> torch.optim.AdamW:
     """AdamW multiplies by 1 - learning_rate * weight_decay, as the authors do, here only parameters with two or more
-    dimensions: convolution and dense kernels, not biases or batch norm."""
+    dimensions: convolution and dense kernels, not biases or batch norm.
+
+    With a `rate` on the device, a step can be recorded as a CUDA graph that reads it.
+    """
     parameters = [p for p in network.parameters() if p.requires_grad]
     kernels = [p for p in parameters if p.dim() >= 2]
     others = [p for p in parameters if p.dim() < 2]
     groups = [{"params": kernels, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.learning_rate, fused=True)
+    groups = [group for group in groups if group["params"]]
+    if rate is not None:
+        return torch.optim.AdamW(groups, lr=rate, fused=True, capturable=True)
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
 
 
 def learning_rate(schedule: Schedule, base: float, step: int, total: int) -> float:

@@ -25,6 +25,7 @@ class Reporter(Protocol):
     def start(self, title: str, step: int, total: int) -> None: ...
     def steps(self, step: int, values: Mapping[str, float]) -> None: ...
     def evaluated(self, record: Mapping[str, Any]) -> None: ...
+    def note(self, text: str) -> None: ...
     def close(self) -> None: ...
 
 
@@ -34,39 +35,51 @@ class Quiet:
     def start(self, title: str, step: int, total: int) -> None: ...
     def steps(self, step: int, values: Mapping[str, float]) -> None: ...
     def evaluated(self, record: Mapping[str, Any]) -> None: ...
+    def note(self, text: str) -> None: ...
     def close(self) -> None: ...
+
+
+class Pace:
+    """Steps a second and seconds left. The first steps, which may have been compiled, are not counted later on."""
+
+    def __init__(self, step: int, total: int) -> None:
+        self.total = total
+        self._began = self._since = time.monotonic()
+        self._first, self._seen, self._speed = step, False, 0.0
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    def after(self, step: int) -> tuple[float, float]:
+        if step > self._first:
+            self._speed = (step - self._first) / max(time.monotonic() - self._since, 1e-9)
+            if not self._seen:
+                self._since, self._first, self._seen = time.monotonic(), step, True
+        return self._speed, (self.total - step) / self._speed if self._speed else float("inf")
 
 
 class Terminal:
     """A bar with speed and time left; below it the last error, the losses and the guesses' confidence."""
 
-    def __init__(self, console: Console) -> None:
-        self._bar = _TwoLines(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[speed]}"),
-            TextColumn("{task.fields[left]}"),
-            console=console,
-        )
+    def __init__(self, bars: Bars, beside: str = "") -> None:
+        self._bar, self._beside = bars, beside
         self._error = self._values = ""
-        self._began, self._first, self._total = 0.0, 0, 0
+        self._pace = Pace(0, 0)
 
     def start(self, title: str, step: int, total: int) -> None:
-        self._began, self._first, self._total = time.monotonic(), step, total
-        self._task = self._bar.add_task(title, completed=step, total=total, values="", speed="", left="")
-        self._bar.start()
+        self._pace = Pace(step, total)
+        self._task = self._bar.add_task(title + self._beside, completed=step, total=total, values="", speed="", left="")
+        self._bar.begin()
 
     def steps(self, step: int, values: Mapping[str, float]) -> None:
-        elapsed = time.monotonic() - self._began
-        speed = (step - self._first) / max(elapsed, 1e-9)
-        left = (self._total - step) / speed if speed else float("inf")
+        speed, left = self._pace.after(step)
         self._values = "  ".join(f"{name} {value:.3g}" for name, value in values.items())
         self._bar.update(
             self._task,
             completed=step,
             speed=f"{speed:.1f} steps/s",
-            left=f"{duration(left)} left" if step < self._total else f"in {duration(elapsed)}",
+            left=f"{duration(left)} left" if step < self._pace.total else f"in {duration(self._pace.elapsed)}",
             values=self._error + self._values,
         )
 
@@ -74,12 +87,38 @@ class Terminal:
         self._error = f"[bold]error {record['test_error']:.2f} %[/bold]  " if "test_error" in record else ""
         self._bar.update(self._task, values=self._error + self._values)
 
+    def note(self, text: str) -> None:
+        self._bar.console.print(text, highlight=False, markup=False)
+
     def close(self) -> None:
-        self._bar.stop()
+        self._bar.end()
 
 
-class _TwoLines(Progress):
-    """A bar and a line of values below it: together they are too wide for 80 columns."""
+class Bars(Progress):
+    """A bar for each run, and a line of values below it: together they are too wide for 80 columns."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+        )
+        self._running = 0
+
+    def begin(self) -> None:
+        self._running += 1
+        self.start()
+
+    def end(self) -> None:
+        """Stop when the last run has ended, and forget the bars: what is shown stays on the screen."""
+        self._running -= 1
+        if self._running == 0:
+            self.stop()
+            for task in list(self.task_ids):
+                self.remove_task(task)
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)
@@ -92,22 +131,26 @@ class _TwoLines(Progress):
 class Log:
     """A line per evaluation and one every half minute in between, but not more than one in five seconds."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._began = self._last = 0.0
-        self._first, self._total = 0, 0
+    def __init__(self, console: Console, beside: str = "") -> None:
+        self._console, self._beside = console, beside
+        self._last, self._title = 0.0, ""
+        self._pace = Pace(0, 0)
 
     def start(self, title: str, step: int, total: int) -> None:
-        self._began = self._last = time.monotonic()
-        self._first, self._total = step, total
-        self._print(f"{title}: " + (f"{total:,} steps" if step == 0 else f"resumed at step {step:,} of {total:,}"))
+        self._last = time.monotonic()
+        self._pace, self._title = Pace(step, total), title + self._beside
+        self._print(
+            ("" if self._beside else f"{title}: ")
+            + (f"{total:,} steps" if step == 0 else f"resumed at step {step:,} of {total:,}")
+        )
 
     def steps(self, step: int, values: Mapping[str, float]) -> None:
+        self._pace.after(step)
         if time.monotonic() - self._last >= LOG_SECONDS:
             self._line(step, "  ".join(f"{name} {value:.4g}" for name, value in values.items()))
 
     def evaluated(self, record: Mapping[str, Any]) -> None:
-        ended = record["step"] == self._total
+        ended = record["step"] == self._pace.total
         if time.monotonic() - self._last < LOG_SECONDS_LEAST and not ended:
             return
         losses = {name: value for name, value in record.items() if name.startswith("loss") or name == "confidence"}
@@ -115,15 +158,18 @@ class Log:
         error = f"  error {record['test_error']:.2f} %" if "test_error" in record else ""
         self._line(record["step"], text + error)
 
+    def note(self, text: str) -> None:
+        self._print(text)
+
     def close(self) -> None: ...
 
     def _line(self, step: int, text: str) -> None:
         self._last = time.monotonic()
-        speed = (step - self._first) / max(self._last - self._began, 1e-9)
-        left = (self._total - step) / speed if speed else float("inf")
-        self._print(f"step {step:,}/{self._total:,}  {speed:.1f} steps/s  {duration(left)} left  {text}")
+        speed, left = self._pace.after(step)
+        self._print(f"step {step:,}/{self._pace.total:,}  {speed:.1f} steps/s  {duration(left)} left  {text}")
 
     def _print(self, text: str) -> None:
+        text = f"{self._title}: {text}" if self._beside else text
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -145,6 +191,8 @@ class TensorBoard:
         for name, value in record.items():
             if name != "step" and isinstance(value, int | float) and self._writer is not None:
                 self._writer.add_scalar(name, value, record["step"])
+
+    def note(self, text: str) -> None: ...
 
     def close(self) -> None:
         if self._writer is not None:
@@ -169,15 +217,29 @@ class Several:
         for reporter in self._reporters:
             reporter.evaluated(record)
 
+    def note(self, text: str) -> None:
+        for reporter in self._reporters:
+            reporter.note(text)
+
     def close(self) -> None:
         for reporter in self._reporters:
             reporter.close()
 
 
-def on_stderr() -> Reporter:
-    """A bar where a person watches, lines where a file does."""
+_bars: Bars | None = None
+
+
+def on_stderr(beside: str = "") -> Reporter:
+    """A bar where a person watches, lines where a file does. Runs beside each other share the screen, each with what
+    tells it from the others."""
+    global _bars
     console = Console(stderr=True)
-    return Terminal(console) if sys.stderr.isatty() and not console.is_dumb_terminal else Log(console)
+    if not sys.stderr.isatty() or console.is_dumb_terminal:
+        return Log(console, beside)
+    if not beside:
+        return Terminal(Bars(console))
+    _bars = _bars or Bars(console)
+    return Terminal(_bars, beside)
 
 
 def duration(seconds: float) -> str:

@@ -18,7 +18,12 @@ from mixmatch.training.run import Record
 
 
 def make_record(
-    settings: Settings, split: Split, metrics: list[Record], seconds: float, device: torch.device
+    settings: Settings,
+    split: Split,
+    metrics: list[Record],
+    seconds: float,
+    device: torch.device,
+    engine: Record | None = None,
 ) -> dict[str, Any]:
     """`error` is the paper's number, in percent: the median of the last 20 evaluations, or of `median_of` if fewer.
 
@@ -40,6 +45,7 @@ def make_record(
         "split": {"hash": split.hash, **split.counts()},
         "curve": [{"step": m["step"], "error": m["test_error"]} for m in metrics if "test_error" in m],
         "hardware": hardware(device),
+        "engine": engine,
         "versions": versions(),
     }
 

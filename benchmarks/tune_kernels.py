@@ -1,0 +1,185 @@
+"""Find the fastest tiles for the kernels of `mixmatch.networks.fused` on this GPU, and write them to its table.
+
+    python benchmarks/tune_kernels.py                     # about a minute and a half; needs a GPU
+    python benchmarks/tune_kernels.py --output mine.json  # look first
+
+For each convolution of WRN-28-2 at batch 64 (three batches of mixed images): forwards with batch norm's sums, backwards
+through batch norm's, and the gradient of the weights. Prints the best of ours beside cuDNN's convolution alone, which
+leaves the sums and leaky ReLU still to do. Processes compile in parallel and take turns at timing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from mixmatch.networks import fused
+
+IMAGES, GROUPS = 192, 3
+
+
+class Job(NamedTuple):
+    kind: str
+    size: int
+    in_channels: int
+    out_channels: int
+    stride: int
+    seconds: float
+    lock: str
+
+    @property
+    def key(self) -> str:
+        """As in the table: channels in and out are those of the computation, so backwards they change places."""
+        channels = (self.in_channels, self.out_channels)
+        first, second = reversed(channels) if self.kind == "backward" else channels
+        return f"{self.kind} 3 {first} {second}"
+
+
+def candidates(job: Job) -> Iterator[tuple[int, ...]]:
+    def upto(limit: int, *values: int) -> list[int]:
+        return sorted({min(limit, value) for value in values})
+
+    def power(value: int) -> int:
+        return max(16, 1 << (value - 1).bit_length())
+
+    if job.kind == "weights":
+        for taps in (1, 3):
+            columns = power(taps * job.in_channels)
+            for bn in upto(job.out_channels, 32, 64, 128):
+                for warps in (4, 8):
+                    if columns * bn > 256 * 64 or (warps == 8 and columns * bn < 4096):
+                        continue
+                    for programs in (264, 528, 132):
+                        for bm in (64, 128, 32):
+                            for stages in (2, 3):
+                                yield taps, bm, bn, programs, warps, stages
+        return
+    into, out = job.in_channels, job.out_channels
+    if job.kind == "backward":
+        into, out = out, into
+    for bm in (128, 256, 64):
+        for bn in upto(out, 32, 64, 128):
+            for bk in upto(power(into), 32, 64, 128):
+                for warps in (4, 8):
+                    if bm * bn > 128 * 128 or (warps == 8 and bm * bn < 8192):
+                        continue
+                    for stages in (3, 2, 4):
+                        yield bm, bn, bk, warps, stages
+
+
+def tune(job: Job) -> tuple[str, tuple[int, ...], float, float]:
+    """The best tile for a job, its microseconds, and cuDNN's."""
+    from mixmatch.networks import kernels
+
+    into, out, size, stride = job.in_channels, job.out_channels, job.size, job.stride
+    torch.manual_seed(0)
+    x = torch.randn(IMAGES, size, size, into, device="cuda").bfloat16()
+    g = torch.randn(IMAGES, size // stride, size // stride, out, device="cuda").bfloat16()
+    w = (0.1 * torch.randn(out, into, 3, 3, device="cuda")).to(memory_format=torch.channels_last)
+    channels = max(into, out)
+    pass_ = object.__new__(fused._Pass)
+    pass_.k, pass_.images, pass_.groups, pass_.x, pass_.precision = kernels, IMAGES, GROUPS, x, "tf32"
+    pass_.total, pass_.at, pass_.shapes = channels, [0], [tuple(w.shape)]
+    pass_.convolutions = [(fused.packed([w]), torch.zeros(out, device="cuda"))]
+    pass_.norms = [(torch.ones(channels, device="cuda"), torch.zeros(channels, device="cuda"))]
+    sums = torch.zeros(GROUPS, 2, channels, device="cuda")
+    raw = torch.zeros_like(sums)
+    raw[:, 1] = IMAGES // GROUPS * size * size
+    gradient = torch.zeros(w.numel(), device="cuda")
+    ours: dict[str, Callable[[], Any]] = {
+        "forward": lambda: pass_.convolve(x, 0, size, stride, sums=sums),
+        "backward": lambda: pass_.convolve(g, 0, size, stride, backward=True, sums=sums, raw=x, raw_sums=raw),
+        "weights": lambda: pass_.weight_gradient(x, g, 0, size, stride, gradient),
+    }
+    padded = x.permute(0, 3, 1, 2)
+    if stride == 2:
+        padded = F.pad(padded, (0, 1, 0, 1)).contiguous(memory_format=torch.channels_last)
+    pad, low, gn = [1 if stride == 1 else 0] * 2, w.bfloat16(), g.permute(0, 3, 1, 2)
+
+    def theirs() -> None:
+        if job.kind == "forward":
+            F.conv2d(padded, low, None, stride, pad)
+        else:
+            mask = [job.kind == "backward", job.kind == "weights", False]
+            torch.ops.aten.convolution_backward(
+                gn, padded, low, None, [stride] * 2, pad, [1, 1], False, [0, 0], 1, mask
+            )
+
+    found: list[tuple[float, tuple[int, ...]]] = []
+    with open(job.lock, "w") as lock:
+        reference = timed(theirs, lock)
+        began = time.monotonic()
+        for tile in candidates(job):
+            if time.monotonic() - began > job.seconds:
+                break
+            fused.TILES[job.key] = list(tile)
+            try:
+                found.append((timed(ours[job.kind], lock), tile))
+            except Exception as error:  # too many registers, too much shared memory
+                if "resource" not in str(error).lower():
+                    print(f"{job.key} {tile}: {type(error).__name__}: {str(error)[:150]}", flush=True)
+    best, tile = min(found)
+    return job.key, tile, best, reference
+
+
+def timed(work: Callable[[], Any], lock: Any, count: int = 20) -> float:
+    """Microseconds, the best of a few replays of a graph of many calls, while no other process is timing."""
+    for _ in range(2):
+        work()
+    torch.cuda.synchronize()
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(count):
+                work()
+        times = []
+        for _ in range(4):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(1000 * start.elapsed_time(end) / count)
+        return min(times)
+    finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    table = Path(fused.__file__).with_name("tiles.json")
+    parser.add_argument("--output", type=Path, default=table)
+    parser.add_argument("--seconds", type=float, default=75, help="at most, for each convolution")
+    parser.add_argument("--processes", type=int, default=16)
+    args = parser.parse_args()
+    shapes = [(32, 32, 32, 1), (16, 64, 64, 1), (8, 128, 128, 1), (32, 32, 64, 2), (16, 64, 128, 2)]
+    shapes += [(32, 16, 32, 1), (32, 3, 16, 1)]
+    with tempfile.NamedTemporaryFile() as lock:
+        jobs = [
+            Job(kind, size, into, out, stride, args.seconds, lock.name)
+            for kind in ("weights", "forward", "backward")
+            for size, into, out, stride in shapes
+            if kind != "backward" or into > 3  # images need no gradient
+        ]
+        tiles = {}
+        with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
+            for key, tile, best, reference in pool.imap_unordered(tune, jobs, chunksize=1):
+                print(f"{key:20} {best:6.1f} us, cuDNN {reference:6.1f} us  {tile}", flush=True)
+                tiles[key] = list(tile)
+    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(tile)}" for key, tile in sorted(tiles.items()))
+    args.output.write_text(f"{{\n{lines}\n}}\n")
+
+
+if __name__ == "__main__":
+    main()

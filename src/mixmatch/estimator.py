@@ -1,0 +1,277 @@
+"""MixMatch as a scikit-learn estimator, and cross-validation that makes sense of unlabeled rows.
+
+>>> from sklearn.datasets import load_digits
+>>> X, y = load_digits(return_X_y=True)
+>>> y[50:] = -1  # unlabeled
+>>> MixMatchClassifier(steps=20, random_state=0).fit(X, y).predict(X[:2]).shape
+(2,)
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.model_selection import BaseCrossValidator, StratifiedKFold
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+
+from mixmatch import api, networks
+from mixmatch import settings as settings_
+from mixmatch.classifier import Classifier
+from mixmatch.data.arrays import to_images
+from mixmatch.data.source import UNKNOWN, Features, Images, Rows, Source
+from mixmatch.data.split import Split
+from mixmatch.data.table import Encoding, fit_numbers
+from mixmatch.draws import torch_seed
+from mixmatch.errors import MixMatchError
+from mixmatch.training import progress
+from mixmatch.training.engine import CHUNK, NotFinite, Trainer
+
+Array = npt.NDArray[Any]
+
+
+class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A classifier that also learns from rows without a label.
+
+    `y` is -1 where there is no label (None or NaN do as well). So -1 is never a class: of labels -1 and 1 there is one
+    class to learn, which is refused; name them 0 and 1. If every row has a label, the method uses the rows themselves
+    as its unlabeled ones, and warns of it.
+
+    `X` is a matrix of numbers (N, F), NaN where a value is missing, which is standardized by all rows, labeled or not;
+    or images, uint8 (N, H, W, C) or (N, H, W). The same arrays and seed give the same model as `mixmatch train`.
+
+    Args:
+        method: one of `mixmatch.methods.METHODS`.
+        network: a name for `mixmatch.networks.build`; `auto` is `mlp` for features, `wrn-auto` for images.
+        steps, batch_size, learning_rate, weight_decay, ema_decay: of the training; None is the default of
+            `mixmatch train` for such data.
+        noise, mask: how features are augmented: deviation of the noise, share of features hidden.
+        lambda_u, alpha, T, K: MixMatch's own; see docs/methods/mixmatch.md.
+        settings: further settings by name, those of other methods among them.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+        random_state: a whole number is the seed of `mixmatch train`.
+        verbose: whether to show progress on standard error.
+
+    Attributes:
+        classes_: the classes, sorted.
+        model_: the `mixmatch.classifier.Classifier`; its `save` makes a file that `mixmatch predict` takes.
+        n_features_in_, feature_names_in_: of a matrix.
+        n_iter_: steps taken.
+    """
+
+    def __init__(
+        self,
+        method: str = "mixmatch",
+        *,
+        network: str = "auto",
+        steps: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float | None = None,
+        weight_decay: float | None = None,
+        ema_decay: float | None = None,
+        noise: float | None = None,
+        mask: float | None = None,
+        lambda_u: float | None = None,
+        alpha: float | None = None,
+        T: float | None = None,
+        K: int | None = None,
+        settings: dict[str, Any] | None = None,
+        device: str = "auto",
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.method = method
+        self.network = network
+        self.steps = steps
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.ema_decay = ema_decay
+        self.noise = noise
+        self.mask = mask
+        self.lambda_u = lambda_u
+        self.alpha = alpha
+        self.T = T
+        self.K = K
+        self.settings = settings
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any) -> MixMatchClassifier:
+        """Learn from rows with a label and from rows without one.
+
+        Args:
+            X: (N, F), or images (N, H, W, C) or (N, H, W).
+            y: (N,): whole numbers, -1 without a label; or names, None or NaN without one.
+        """
+        rows, encoding = self._training_rows(X, y)
+        values, labeled = known_labels(y)
+        if len(values) != len(rows):
+            raise ValueError(f"X has {len(rows)} rows, but y has {len(values)}")
+        check_classification_targets(values[labeled])
+        self.classes_, numbers = np.unique(values[labeled], return_inverse=True)
+        if len(self.classes_) < 2:
+            what = f"labels of one class only ({self.classes_[0]!r})" if len(self.classes_) else "no labels at all"
+            raise ValueError(
+                f"y has {what}: a classifier needs at least two classes; -1, None and NaN mean that a row has no label"
+            )
+        labels = np.full(len(rows), UNKNOWN, np.int64)
+        labels[labeled] = numbers
+        names = tuple(map(str, self.classes_))
+        part: Rows = Images(rows, labels) if rows.ndim == 4 else Features(rows, labels)
+        source = Source("X", names, part, part.take(np.empty(0, np.int64)), encoding=encoding)
+        try:
+            self.model_ = self._train(source, labeled)
+        except MixMatchError as error:
+            raise ValueError(str(error)) from None
+        except NotFinite as error:
+            raise ValueError(f"the loss was not finite at step {error.step}: try a lower learning_rate") from None
+        return self
+
+    def predict_proba(self, X: Any) -> Array:
+        """Probabilities (N, classes), in the order of `classes_`; float32, which is what the network computes in."""
+        check_is_fitted(self)
+        return self.model_.probabilities(self._rows(X)).astype(np.float32)
+
+    def predict(self, X: Any) -> Array:
+        """Classes (N,)."""
+        best = self.predict_proba(X).argmax(axis=1)
+        predicted: Array = self.classes_[best]
+        return predicted
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The mean accuracy on the rows that have a label."""
+        values, labeled = known_labels(y)
+        if not labeled.any():
+            raise ValueError("y has no labels at all: there is nothing to score")
+        weights = None if sample_weight is None else np.asarray(sample_weight)[labeled]
+        right = self.predict(X)[labeled] == values[labeled]
+        return float(np.average(right, weights=weights))
+
+    # ---------------------------------------------------------------- inside
+
+    def _settings(self, kind: settings_.Kind) -> settings_.Settings:
+        apart = ("network", "settings", "device", "random_state", "verbose")
+        given = {name: value for name, value in self.get_params().items() if name not in apart and value is not None}
+        if self.network != "auto":
+            given["network"] = self.network
+        whole = isinstance(self.random_state, int | np.integer)
+        given["seed"] = int(self.random_state if whole else check_random_state(self.random_state).randint(2**31 - 1))
+        numpy_free = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
+        return settings_.resolve("X", {**numpy_free, **(self.settings or {})}, kind)
+
+    def _train(self, source: Source, labeled: npt.NDArray[np.bool_]) -> Classifier:
+        kind: settings_.Kind = "images" if isinstance(source.train, Images) else "features"
+        device = api.pick_device(self.device)
+        settings = self._settings(kind)
+        if "precision" not in (self.settings or {}):
+            settings = replace(settings, precision=api.default_precision(settings, device, source.input_shape))
+        if kind == "images" and "pad" not in (self.settings or {}):
+            settings = replace(settings, pad=min(source.image_shape[:2]) // 8)
+        unlabeled = np.flatnonzero(~labeled)
+        if len(unlabeled) == 0 and settings.build_method().unlabeled_views:
+            warnings.warn("y has no unlabeled rows: all rows are used as unlabeled ones, too", stacklevel=3)
+            unlabeled = np.arange(len(labeled))
+        empty = np.empty(0, np.int64)
+        split = Split(np.flatnonzero(labeled), unlabeled, empty, empty)
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(torch_seed(settings.seed, "init"))
+            network = networks.build(
+                settings.network, len(source.classes), source.input_shape, settings.weights or None
+            )
+            trainer = Trainer(settings, source, split, network, device, record=device.type == "cuda")
+            reporter = progress.on_stderr() if self.verbose else progress.Quiet()
+            reporter.start(f"MixMatchClassifier {settings.method}", 0, settings.steps)
+            try:
+                while trainer.step < settings.steps:
+                    trainer.advance(min(settings.steps, trainer.step + CHUNK))
+                    trainer.check_finite()
+                    reporter.steps(trainer.step, trainer.metrics() if self.verbose else {})
+            finally:
+                reporter.close()
+        self.n_iter_ = trainer.step
+        return api.averaged(trainer)
+
+    def _training_rows(self, X: Any, y: Any) -> tuple[Array, Encoding | None]:
+        if _are_images(X):
+            images, _ = to_images([np.asarray(X)], "X")
+            return images, None
+        if y is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
+        matrix = validate_data(self, X, dtype="numeric", ensure_all_finite="allow-nan")
+        encoding = Encoding(tuple(fit_numbers([str(i) for i in range(matrix.shape[1])], matrix)))
+        return encoding.apply_matrix(matrix), encoding
+
+    def _rows(self, X: Any) -> Array:
+        if len(self.model_.input_shape) == 3:
+            if not _are_images(X):
+                raise ValueError(f"X has shape {np.shape(X)}, but the classifier was fitted to images")
+            return to_images([np.asarray(X)], "X")[0]
+        matrix = validate_data(self, X, reset=False, dtype="numeric", ensure_all_finite="allow-nan")
+        encoded: Array = self.model_.encode(matrix)
+        return encoded
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+
+class LabeledKFold(BaseCrossValidator):  # type: ignore[misc]
+    """Stratified folds over the labeled rows: every unlabeled row is in every training part, and in no test part.
+
+    Args:
+        n_splits: how many folds; each class needs as many labels.
+        shuffle, random_state: as for `sklearn.model_selection.StratifiedKFold`.
+    """
+
+    def __init__(self, n_splits: int = 5, *, shuffle: bool = False, random_state: Any = None) -> None:
+        self.n_splits, self.shuffle, self.random_state = n_splits, shuffle, random_state
+
+    def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
+        return self.n_splits
+
+    def split(self, X: Any, y: Any, groups: Any = None) -> Iterator[tuple[Array, Array]]:
+        """Row numbers to train on and to test on, fold by fold."""
+        values, labeled = known_labels(y)
+        rows, others = np.flatnonzero(labeled), np.flatnonzero(~labeled)
+        if len(rows) == 0:
+            raise ValueError("y has no labels at all: there is nothing to test on")
+        folds = StratifiedKFold(self.n_splits, shuffle=self.shuffle, random_state=self.random_state)
+        for train, test in folds.split(rows, values[rows]):
+            yield np.sort(np.concatenate([rows[train], others])), rows[test]
+
+
+def known_labels(y: Any) -> tuple[Array, npt.NDArray[np.bool_]]:
+    """The labels as an array (N,), and where there is one: not where it is -1, None, NaN or ''."""
+    values = column_or_1d(y, warn=True, dtype=None)
+    if values.dtype.kind == "O":
+        missing = np.array([_is_missing(value) for value in values], bool)
+        known = values[~missing]
+        if len(known) and all(isinstance(value, bool | int | np.integer) for value in known):
+            values = np.where(missing, UNKNOWN, values).astype(np.int64)
+        return values, ~missing
+    if values.dtype.kind in "US":
+        return values, ~np.isin(values, np.array(["", "-1"], values.dtype))  # NumPy makes text of -1 among names
+    if values.dtype.kind == "f":
+        return values, ~(np.isnan(values) | (values == UNKNOWN))
+    return values, values != UNKNOWN
+
+
+def _is_missing(value: Any) -> bool:
+    if isinstance(value, str):
+        return value in ("", "-1")
+    return value is None or value != value or value == UNKNOWN
+
+
+def _are_images(X: Any) -> bool:
+    return np.ndim(X) in (3, 4) if hasattr(X, "shape") else False

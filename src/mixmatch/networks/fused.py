@@ -1,0 +1,556 @@
+"""The wide residual network on CUDA in few kernels: about three a convolution, forwards, and four backwards.
+
+The same network as `WideResNet`, computed in bf16: batch norm's statistics are added up where a convolution has its
+output at hand, and images of several batches share each kernel, every batch normalized by itself. Biases of
+convolutions get no gradient: batch norm takes away what they add, so it is exactly zero.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mixmatch.networks.wide_resnet import SLOPE, Block, WideResNet
+
+EPS = 1e-3
+NUMBERS = torch.bfloat16
+"""What images and what becomes of them are kept in; sums are in float32."""
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """A residual block and the image it gets."""
+
+    in_channels: int
+    channels: int
+    stride: int
+    size: int
+    shortcut: bool
+    activate_shortcut: bool
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A network and its images, as far as kernels must know."""
+
+    in_channels: int
+    size: int
+    blocks: tuple[BlockShape, ...]
+
+    @property
+    def norms(self) -> list[int]:
+        """Channels of each batch norm, in the order of a pass."""
+        channels = [c for block in self.blocks for c in (block.in_channels, block.channels)]
+        return [*channels, self.blocks[-1].channels]
+
+    def encoded(self) -> list[int]:
+        flat = [self.in_channels, self.size]
+        for b in self.blocks:
+            flat += [b.in_channels, b.channels, b.stride, b.size, int(b.shortcut), int(b.activate_shortcut)]
+        return flat
+
+    @staticmethod
+    @lru_cache
+    def decoded(flat: tuple[int, ...]) -> Shape:
+        blocks = []
+        for i in range(2, len(flat), 6):
+            into, channels, stride, size, shortcut, activate = flat[i : i + 6]
+            blocks.append(BlockShape(into, channels, stride, size, bool(shortcut), bool(activate)))
+        return Shape(flat[0], flat[1], tuple(blocks))
+
+
+def shape_of(network: nn.Module, image: Sequence[int]) -> Shape | None:
+    """The shape of a network for images (C, H, W); None if the kernels are not made for it."""
+    if type(network) is not WideResNet or len(image) != 3 or image[1] != image[2]:
+        return None
+    blocks, size = [], image[1]
+    for block in network.blocks:
+        assert isinstance(block, Block)
+        stride = block.conv1.stride[0]
+        channels = block.conv1.out_channels
+        if size % stride or channels & (channels - 1) or channels < 16:
+            return None
+        blocks.append(
+            BlockShape(
+                block.conv1.in_channels,
+                channels,
+                stride,
+                size,
+                not isinstance(block.shortcut, nn.Identity),
+                block.activate_shortcut,
+            )
+        )
+        size //= stride
+    return Shape(image[0], image[1], tuple(blocks))
+
+
+@lru_cache
+def available() -> bool:
+    """Whether there is Triton, and a GPU whose tensor cores know bf16."""
+    return (
+        find_spec("triton") is not None and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+    )
+
+
+def fits(shape: Shape, images: int, groups: int) -> bool:
+    """Whether groups of images divide into tiles."""
+    smallest = shape.blocks[-1].size // shape.blocks[-1].stride
+    return images % groups == 0 and (images // groups) * smallest**2 % 16 == 0
+
+
+def names(shape: Shape) -> list[str]:
+    """The parameters the kernels take, in order: convolutions' weights and biases, then norms' gammas and betas."""
+    convolutions = ["stem"]
+    norms = []
+    for i, block in enumerate(shape.blocks):
+        convolutions += [f"blocks.{i}.conv1", f"blocks.{i}.conv2"]
+        convolutions += [f"blocks.{i}.shortcut"] if block.shortcut else []
+        norms += [f"blocks.{i}.norm1", f"blocks.{i}.norm2"]
+    norms.append("norm")
+    return [
+        *(f"{name}.{kind}" for name in convolutions for kind in ("weight", "bias")),
+        *(f"{name}.{kind}" for name in norms for kind in ("weight", "bias")),
+    ]
+
+
+def forward(
+    network: nn.Module, shape: Shape, tensors: Mapping[str, Tensor], x: Tensor, groups: int, update: bool
+) -> Tensor:
+    """Logits of images (N, C, H, W) in `groups` batches, each normalized by itself. `update` lets the first of them
+    move the running statistics."""
+    weights = [tensors[name] for name in names(shape)]
+    images = x.permute(0, 2, 3, 1).to(NUMBERS).contiguous()
+    save = torch.is_grad_enabled() and any(w.requires_grad for w in weights)
+    pooled, sums, *_ = _features(images, packed(weights), weights, groups, shape.encoded(), save)
+    if update:
+        _update_running(network, shape, tensors, sums.detach(), len(x) // groups)
+    head = (tensors["head.weight"].to(NUMBERS), tensors["head.bias"].to(NUMBERS))
+    return nn.functional.linear(pooled.to(NUMBERS), *head).float()
+
+
+def packed(weights: list[Tensor]) -> Tensor:
+    """The convolutions' weights, one after the other, in the numbers and the order of memory the kernels want."""
+    kernels = [w.detach().permute(0, 2, 3, 1).reshape(-1) for w in weights if w.dim() == 4]
+    return torch.cat(kernels).to(NUMBERS)
+
+
+@torch.no_grad()
+def _update_running(network: nn.Module, shape: Shape, tensors: Mapping[str, Tensor], sums: Tensor, images: int) -> None:
+    """Move the running statistics towards those of the first batch, as `nn.BatchNorm2d` does."""
+    sizes = [b.size for b in shape.blocks for _ in range(2)]  # of what norm1 gets; norm2's follows
+    sizes = [s // b.stride if i % 2 else s for i, (s, b) in enumerate(zip(sizes, _twice(shape.blocks), strict=True))]
+    sizes.append(shape.blocks[-1].size // shape.blocks[-1].stride)
+    prefixes = [f"blocks.{i}.norm{j}" for i in range(len(shape.blocks)) for j in (1, 2)] + ["norm"]
+    assert isinstance(network, WideResNet)
+    momentum = network.norm.momentum
+    assert momentum is not None
+    means, variances = [], []
+    for size, part in zip(sizes, torch.split(sums[0], shape.norms, dim=1), strict=True):
+        rows = images * size * size
+        mean = part[0] / rows
+        means.append(mean)
+        variances.append((part[1] / rows - mean * mean).clamp_min(0) * (rows / (rows - 1)))
+    torch._foreach_lerp_([tensors[f"{prefix}.running_mean"] for prefix in prefixes], means, momentum)
+    torch._foreach_lerp_([tensors[f"{prefix}.running_var"] for prefix in prefixes], variances, momentum)
+    torch._foreach_add_([tensors[f"{prefix}.num_batches_tracked"] for prefix in prefixes], 1)
+
+
+def _twice(blocks: Sequence[BlockShape]) -> list[BlockShape]:
+    return [block for block in blocks for _ in range(2)]
+
+
+# ---------------------------------------------------------------- as one operator of PyTorch
+
+
+@torch.library.custom_op("mixmatch::wide_resnet_features", mutates_args=())
+def _features(
+    x: Tensor, kernels: Tensor, weights: list[Tensor], groups: int, shape: list[int], save: bool
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Pooled features (N, C), sums for batch norm, and if `save`, what the backward pass needs."""
+    return _Pass(Shape.decoded(tuple(shape)), kernels, weights, x, groups).forward(save)
+
+
+@_features.register_fake
+def _(
+    x: Tensor, kernels: Tensor, weights: list[Tensor], groups: int, shape: list[int], save: bool
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    net = Shape.decoded(tuple(shape))
+    images = x.shape[0]
+    saved = []
+    if save:
+        for b in net.blocks:
+            before = x.new_empty(images, b.size, b.size, b.in_channels)
+            after = x.new_empty(images, b.size // b.stride, b.size // b.stride, b.channels)
+            saved += [before, before.clone(), after, after.clone()]
+        saved.append(after.clone())
+    pooled = x.new_empty(images, net.blocks[-1].channels, dtype=torch.float32)
+    return pooled, x.new_empty(groups, 2, sum(net.norms), dtype=torch.float32), saved
+
+
+@torch.library.custom_op("mixmatch::wide_resnet_gradient", mutates_args=())
+def _gradient(
+    g: Tensor,
+    x: Tensor,
+    sums: Tensor,
+    saved: list[Tensor],
+    kernels: Tensor,
+    weights: list[Tensor],
+    groups: int,
+    shape: list[int],
+) -> tuple[Tensor, Tensor]:
+    """The gradients of all convolutions' weights, one after the other, and of the norms' gammas and betas (2, C)."""
+    return _Pass(Shape.decoded(tuple(shape)), kernels, weights, x, groups).backward(g, sums, saved)
+
+
+@_gradient.register_fake
+def _(
+    g: Tensor,
+    x: Tensor,
+    sums: Tensor,
+    saved: list[Tensor],
+    kernels: Tensor,
+    weights: list[Tensor],
+    groups: int,
+    shape: list[int],
+) -> tuple[Tensor, Tensor]:
+    return g.new_empty(sum(w.numel() for w in weights if w.dim() == 4)), g.new_empty(2, sums.shape[2])
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, list[Tensor]]) -> None:
+    x, kernels, weights, groups, shape, _ = inputs
+    _, sums, saved = output
+    ctx.groups, ctx.shape, ctx.count = groups, shape, len(weights)
+    ctx.save_for_backward(x, sums, kernels, *weights, *saved)
+    ctx.mark_non_differentiable(sums, *saved)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Any, ...]:
+    x, sums, kernels, *rest = ctx.saved_tensors
+    weights, saved = rest[: ctx.count], rest[ctx.count :]
+    d_kernels, d_norms = _gradient(g.contiguous(), x, sums, saved, kernels, weights, ctx.groups, ctx.shape)
+    gradients: list[Tensor | None] = []
+    shapes = [w.shape for w in weights]
+    flat = torch.split(d_kernels, [s.numel() for s in shapes if len(s) == 4])
+    convolution, parts = 0, torch.split(d_norms, Shape.decoded(tuple(ctx.shape)).norms, dim=1)
+    for i in range(0, ctx.count, 2):
+        if len(shapes[i]) == 4:
+            out, into, size, _size = shapes[i]
+            gradients += [flat[convolution].view(out, size, size, into).permute(0, 3, 1, 2), None]
+            convolution += 1
+        else:
+            part = parts[i // 2 - convolution]
+            gradients += [part[0], part[1]]
+    return None, None, gradients, None, None, None
+
+
+_features.register_autograd(_backward, setup_context=_setup_context)
+
+
+class _Pass:
+    """The kernels of one pass, in order."""
+
+    def __init__(self, shape: Shape, kernels: Tensor, weights: list[Tensor], x: Tensor, groups: int) -> None:
+        from mixmatch.networks import kernels as programs
+
+        self.k = programs
+        self.shape, self.x, self.groups = shape, x, groups
+        self.images = len(x)
+        self.total = sum(shape.norms)
+        count = sum(2 + block.shortcut for block in shape.blocks) + 1
+        self.shapes = [tuple(weights[2 * i].shape) for i in range(count)]
+        self.sizes = [weights[2 * i].numel() for i in range(count)]
+        self.convolutions = list(zip(torch.split(kernels, self.sizes), weights[1 : 2 * count : 2], strict=True))
+        self.norms = [(weights[2 * i], weights[2 * i + 1]) for i in range(count, len(weights) // 2)]
+        self.at = [sum(shape.norms[:i]) for i in range(len(shape.norms))]
+        self.precision = "ieee" if x.dtype == torch.float32 else "tf32"
+
+    # -------------------------------- kernels
+
+    def sums(self) -> Tensor:
+        return torch.zeros(self.groups, 2, self.total, dtype=torch.float32, device=self.x.device)
+
+    def rows(self, size: int) -> int:
+        return self.images // self.groups * size * size
+
+    def convolve(
+        self,
+        x: Tensor,
+        convolution: int,
+        size: int,
+        stride: int = 1,
+        *,
+        backward: bool = False,
+        residual: Tensor | None = None,
+        sums: Tensor | None = None,
+        norm: int = 0,
+        raw: Tensor | None = None,
+        raw_sums: Tensor | None = None,
+    ) -> Tensor:
+        """`size` is that of the convolution's input."""
+        weight, bias = self.convolutions[convolution]
+        out_channels, in_channels, kernel, _ = self.shapes[convolution]
+        if backward:
+            out_channels, in_channels = in_channels, out_channels
+            in_size, out_size = size // stride, size
+        else:
+            in_size, out_size = size, size // stride
+        y = x.new_empty(self.images, out_size, out_size, out_channels)
+        rows = self.rows(out_size)
+        bm, bn, bk, warps, stages = conv_tiles(rows, kernel, in_channels, out_channels, backward)
+        at = self.at[norm]
+        gamma, beta = self.norms[norm]
+        self.k.convolve[(self.images * out_size * out_size // bm, out_channels // bn)](
+            x,
+            weight,
+            bias,
+            y if residual is None else residual,
+            y,
+            y if sums is None else sums[:, :, at:],
+            y if raw is None else raw,
+            y if raw_sums is None else raw_sums[:, :, at:],
+            gamma,
+            beta,
+            self.total,
+            rows,
+            out_size,
+            out_size,
+            in_size,
+            in_size,
+            IN_C=in_channels,
+            OUT_C=out_channels,
+            SIZE=kernel,
+            STRIDE=stride,
+            PAD=kernel // 2 if stride == 1 else 0,
+            BACKWARD=backward,
+            BIAS=not backward,
+            RESIDUAL=residual is not None,
+            SUMS=sums is not None,
+            EPS=EPS,
+            SLOPE=SLOPE,
+            PRECISION=self.precision,
+            BM=bm,
+            BN=bn,
+            BK=bk,
+            num_warps=warps,
+            num_stages=stages,
+        )
+        return y
+
+    def weight_gradient(self, x: Tensor, g: Tensor, convolution: int, size: int, stride: int, into: Tensor) -> None:
+        out_channels, in_channels, kernel, _ = self.shapes[convolution]
+        out_size = size // stride
+        rows = self.images * out_size * out_size
+        taps, bm, bn, parts, warps, stages = gradient_tiles(rows, kernel, in_channels, out_channels)
+        columns = max(16, 1 << (taps * in_channels - 1).bit_length())
+        self.k.weight_gradient[(kernel * (kernel // taps), out_channels // bn, parts)](
+            x,
+            g,
+            into,
+            rows // parts,
+            out_size,
+            out_size,
+            size,
+            size,
+            IN_C=in_channels,
+            OUT_C=out_channels,
+            SIZE=kernel,
+            STRIDE=stride,
+            PAD=kernel // 2 if stride == 1 else 0,
+            TAPS=taps,
+            COLUMNS=columns,
+            PRECISION=self.precision,
+            BM=bm,
+            BN=bn,
+            num_warps=warps,
+            num_stages=stages,
+        )
+
+    def normalize(self, x: Tensor, sums: Tensor, norm: int) -> Tensor:
+        size, channels = x.shape[1], x.shape[3]
+        y = torch.empty_like(x)
+        bm = point_rows(self.rows(size), channels)
+        gamma, beta = self.norms[norm]
+        self.k.normalize[(x.numel() // channels // bm,)](
+            x,
+            sums[:, :, self.at[norm] :],
+            gamma,
+            beta,
+            y,
+            self.total,
+            self.rows(size),
+            C=channels,
+            EPS=EPS,
+            SLOPE=SLOPE,
+            BM=bm,
+        )
+        return y
+
+    def pool(self, x: Tensor, sums: Tensor, norm: int) -> Tensor:
+        pixels, channels = x.shape[1] * x.shape[2], x.shape[3]
+        y = torch.empty(self.images, channels, dtype=torch.float32, device=x.device)
+        gamma, beta = self.norms[norm]
+        self.k.pool[(self.images,)](
+            x,
+            sums[:, :, self.at[norm] :],
+            gamma,
+            beta,
+            y,
+            self.total,
+            self.rows(x.shape[1]),
+            C=channels,
+            PIXELS=pixels,
+            EPS=EPS,
+            SLOPE=SLOPE,
+            BM=min(64, pixels & -pixels),
+        )
+        return y
+
+    def pool_gradient(self, g: Tensor, x: Tensor, sums: Tensor, g_sums: Tensor, norm: int) -> Tensor:
+        pixels, channels = x.shape[1] * x.shape[2], x.shape[3]
+        y = torch.empty_like(x)
+        bm = point_rows(self.rows(x.shape[1]), channels)
+        gamma, beta = self.norms[norm]
+        at = self.at[norm]
+        self.k.activation_gradient[(x.numel() // channels // bm,)](
+            g,
+            x,
+            sums[:, :, at:],
+            gamma,
+            beta,
+            y,
+            g_sums[:, :, at:],
+            self.total,
+            self.rows(x.shape[1]),
+            C=channels,
+            PIXELS=pixels,
+            EPS=EPS,
+            SLOPE=SLOPE,
+            BM=bm,
+        )
+        return y
+
+    def norm_gradient(
+        self, g: Tensor, x: Tensor, sums: Tensor, g_sums: Tensor, norm: int, residual: Tensor | None = None
+    ) -> Tensor:
+        channels = x.shape[3]
+        y = torch.empty_like(x)
+        bm = point_rows(self.rows(x.shape[1]), channels)
+        at = self.at[norm]
+        self.k.norm_gradient[(x.numel() // channels // bm,)](
+            g,
+            x,
+            sums[:, :, at:],
+            g_sums[:, :, at:],
+            self.norms[norm][0],
+            y if residual is None else residual,
+            y,
+            self.total,
+            self.rows(x.shape[1]),
+            C=channels,
+            RESIDUAL=residual is not None,
+            EPS=EPS,
+            BM=bm,
+        )
+        return y
+
+    # -------------------------------- the network
+
+    def forward(self, save: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
+        sums, saved = self.sums(), []
+        h = self.convolve(self.x, 0, self.shape.size, sums=sums, norm=0)
+        convolution = 1
+        for i, block in enumerate(self.shape.blocks):
+            size = block.size
+            after = size // block.stride
+            a = self.normalize(h, sums, 2 * i)
+            m = self.convolve(a, convolution, size, block.stride, sums=sums, norm=2 * i + 1)
+            b = self.normalize(m, sums, 2 * i + 1)
+            saved += [h, a, m, b] if save else []
+            h = a if block.activate_shortcut else h
+            if block.shortcut:
+                h = self.convolve(h, convolution + 2, size, block.stride)
+            h = self.convolve(b, convolution + 1, after, residual=h, sums=sums, norm=2 * i + 2)
+            convolution += 2 + block.shortcut
+        saved += [h] if save else []
+        return self.pool(h, sums, 2 * len(self.shape.blocks)), sums, saved
+
+    def backward(self, g: Tensor, sums: Tensor, saved: list[Tensor]) -> tuple[Tensor, Tensor]:
+        g_sums = self.sums()
+        kernels = torch.zeros(sum(self.sizes), dtype=torch.float32, device=g.device)
+        into = torch.split(kernels, self.sizes)
+        last = 2 * len(self.shape.blocks)
+        dz = self.pool_gradient(g, saved[-1], sums, g_sums, last)
+        dh = self.norm_gradient(dz, saved[-1], sums, g_sums, last)
+        convolution = len(self.convolutions)
+        for i, block in reversed(list(enumerate(self.shape.blocks))):
+            h, a, m, b = saved[4 * i : 4 * i + 4]
+            size, stride = block.size, block.stride
+            convolution -= 2 + block.shortcut
+            self.weight_gradient(b, dh, convolution + 1, size // stride, 1, into[convolution + 1])
+            dz = self.convolve(
+                dh, convolution + 1, size // stride, backward=True, raw=m, raw_sums=sums, sums=g_sums, norm=2 * i + 1
+            )
+            dm = self.norm_gradient(dz, m, sums, g_sums, 2 * i + 1)
+            self.weight_gradient(a, dm, convolution, size, stride, into[convolution])
+            skip = dh
+            if block.shortcut:
+                start = a if block.activate_shortcut else h
+                self.weight_gradient(start, dh, convolution + 2, size, stride, into[convolution + 2])
+                skip = self.convolve(dh, convolution + 2, size, stride, backward=True)
+            dz = self.convolve(
+                dm,
+                convolution,
+                size,
+                stride,
+                backward=True,
+                residual=skip if block.activate_shortcut else None,
+                raw=h,
+                raw_sums=sums,
+                sums=g_sums,
+                norm=2 * i,
+            )
+            dh = self.norm_gradient(dz, h, sums, g_sums, 2 * i, None if block.activate_shortcut else skip)
+        self.weight_gradient(self.x, dh, 0, self.shape.size, 1, into[0])
+        return kernels, torch.stack([g_sums[:, 1].sum(0), g_sums[:, 0].sum(0)])
+
+
+# ---------------------------------------------------------------- tiles
+
+TILES: dict[str, list[int]] = json.loads(Path(__file__).with_name("tiles.json").read_text())
+"""What was fastest on an H200, by `benchmarks/tune_kernels.py`: "forward 3 32 64" (kernel, channels in and out), and
+"backward", to rows, output and input channels of a tile, warps and pipeline stages; "weights" to neighbouring taps,
+rows and output channels of a tile, programs at work at a time, warps and stages."""
+
+
+def conv_tiles(
+    rows: int, kernel: int, in_channels: int, out_channels: int, backward: bool
+) -> tuple[int, int, int, int, int]:
+    """What was fastest, else a guess; rows of a tile must divide those of a group."""
+    guess = (128, min(64, out_channels), min(64, max(16, 1 << (in_channels - 1).bit_length())), 4, 3)
+    kind = "backward" if backward else "forward"
+    bm, bn, bk, warps, stages = TILES.get(f"{kind} {kernel} {in_channels} {out_channels}", guess)
+    return min(bm, rows & -rows), bn, bk, warps, stages
+
+
+def gradient_tiles(rows: int, kernel: int, in_channels: int, out_channels: int) -> tuple[int, int, int, int, int, int]:
+    guess = (kernel if in_channels <= 32 else 1, 64, min(64, out_channels), 264, 4, 3)
+    taps, bm, bn, programs, warps, stages = TILES.get(f"weights {kernel} {in_channels} {out_channels}", guess)
+    bm = min(bm, rows & -rows)
+    tiles, parts = kernel * (kernel // taps) * (out_channels // bn), 1
+    while tiles * parts < programs and rows % (2 * parts * bm) == 0:
+        parts *= 2
+    return taps, bm, bn, parts, warps, stages
+
+
+def point_rows(rows: int, channels: int) -> int:
+    """Rows of a tile for what is done to each value by itself."""
+    return min(4096 // channels, rows & -rows)

@@ -1,0 +1,123 @@
+"""Models of the timm library as networks: `timm:NAME`, with weights from a local file if there are some.
+
+timm is optional (`pip install 'mixmatch[timm]'`) and imported only here, when it is asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError  # what weights_only=True refuses a file with
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from mixmatch.errors import MixMatchError
+
+PREFIX = "timm:"
+
+
+class Backbone(nn.Module):
+    """A timm model that takes pixels in [-1, 1], as every network here: it normalizes them as timm's weights expect.
+
+    Takes (N, C, H, W), gives logits (N, classes).
+    """
+
+    def __init__(self, model: nn.Module, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("scale", (0.5 / std)[:, None, None])
+        self.register_buffer("shift", ((0.5 - mean) / std)[:, None, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.model(x * self.get_buffer("scale") + self.get_buffer("shift"))
+        return logits
+
+
+def build_timm(
+    name: str, num_classes: int, input_shape: tuple[int, ...] | None, weights: str | Path | None = None
+) -> Backbone:
+    """The timm model `timm:NAME` for these classes and images.
+
+    Args:
+        name: with its prefix.
+        input_shape: (channels, height, width); None is what the model was made for.
+        weights: a .safetensors or .pth file of this model's weights, under timm's names. Its classes may be others:
+            then the last layer starts fresh. For other than 3 channels timm sums or repeats the first layer's kernels.
+    """
+    timm: Any = _timm(name)
+    model = name.removeprefix(PREFIX)
+    if not timm.is_model(model):
+        near = difflib.get_close_matches(model, timm.list_models(), n=1, cutoff=0.5)
+        hint = f": did you mean '{PREFIX}{near[0]}'?" if near else ""
+        raise MixMatchError(f"timm {timm.__version__} has no model '{model}'{hint}")
+    made_for = timm.get_pretrained_cfg(model)
+    channels, height, width = input_shape or made_for.input_size
+    options: dict[str, Any] = {"num_classes": num_classes, "in_chans": channels, "pretrained": weights is not None}
+    if made_for.fixed_input_size:
+        options["img_size"] = (height, width)
+    tensors = read_weights(Path(weights)) if weights is not None else {}
+    if weights is not None:
+        options["pretrained_cfg_overlay"] = {"state_dict": dict(tensors)}
+    try:
+        made = timm.create_model(model, **options)
+        with torch.no_grad():
+            made.eval()(torch.zeros(1, channels, height, width))
+    except (RuntimeError, ValueError, TypeError, AssertionError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        what = f"cannot be filled from {weights}" if weights is not None else "does not work"
+        raise MixMatchError(f"network '{name}' {what} for images {(channels, height, width)}: {reason}") from None
+    if weights is not None:
+        _check_complete(name, made, made_for.classifier, tensors, weights)
+    mean, std = (torch.tensor(values) for values in (made_for.mean, made_for.std))
+    if len(mean) != channels:
+        mean, std = mean.mean().repeat(channels), std.mean().repeat(channels)
+    return Backbone(made.train(), mean, std)
+
+
+def _check_complete(
+    name: str, made: nn.Module, last: str | tuple[str, ...] | None, tensors: Mapping[str, Tensor], weights: str | Path
+) -> None:
+    """timm does not mind if a file of another model fills only a part."""
+    heads = tuple(f"{layer}." for layer in ([last] if isinstance(last, str) else last or ()))
+    wanted = [key for key, _ in made.named_parameters() if not key.startswith(heads)]
+    if missing := [key for key in wanted if key not in tensors]:
+        raise MixMatchError(
+            f"network '{name}' cannot be filled from {weights}: of {len(wanted)} tensors it lacks {len(missing)}, "
+            f"such as '{missing[0]}'; is it of another model?"
+        )
+
+
+def read_weights(path: Path) -> Mapping[str, Tensor]:
+    """The tensors of a .safetensors file, or of a .pth one as long as it holds nothing else."""
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise MixMatchError(f"there is no file {path}") from None
+    except UnpicklingError:
+        raise MixMatchError(
+            f"{path} holds more than tensors, which could run anything when loaded: save the weights as .safetensors"
+        ) from None
+    except (OSError, RuntimeError, EOFError, safetensors.SafetensorError) as error:
+        raise MixMatchError(f"{path} cannot be read as weights ({str(error).splitlines()[0]})") from None
+    while isinstance(loaded, Mapping) and (inner := next((k for k in ("state_dict", "model") if k in loaded), None)):
+        loaded = loaded[inner]
+    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise MixMatchError(f"{path} holds no weights by name")
+    return {name.removeprefix("module."): value for name, value in loaded.items()}
+
+
+def _timm(name: str) -> Any:
+    try:
+        return importlib.import_module("timm")
+    except ImportError:
+        raise MixMatchError(
+            f"network '{name}' takes timm, which is not installed: pip install 'mixmatch[timm]'"
+        ) from None

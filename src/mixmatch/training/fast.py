@@ -1,0 +1,191 @@
+"""A step made fast, and still the same step: compiled, and on CUDA recorded once as a graph that is then replayed.
+
+`compiled` turns the loss of a step into one compiled function of tensors, which all runs that differ only in their
+data and seed share. `Recorded` keeps the draws of a chunk of steps in fixed places on the device, records a step that
+reads them there, and replays it: a replay starts hundreds of kernels with one call and waits for nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mixmatch.data.augment import Augmentation
+from mixmatch.data.cache import cache_folder
+from mixmatch.data.files import data_folder
+from mixmatch.methods.base import Batch, Method, Metrics, Predictor, Progress
+from mixmatch.networks import fused
+from mixmatch.settings import Precision
+from mixmatch.training.model import Passes
+
+if TYPE_CHECKING:
+    from mixmatch.training.engine import Trainer
+
+Tensors = Mapping[str, Tensor]
+
+WARM_UP = 3
+"""Steps taken one by one before one is recorded: they let libraries choose kernels and the optimizer make its state."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All of a step but the tensors: what is done to a batch to get its loss."""
+
+    method: Method
+    augment: Augmentation
+    classes: int
+    steps: int
+
+    def loss(
+        self, model: Predictor, labels: Tensor, x: Tensor, u: Tensor | None, draws: Tensors
+    ) -> tuple[Tensor, Metrics]:
+        """The loss for fetched inputs and the draws of a step; nothing here waits for the device."""
+        inputs = self.augment(x, under("x/", draws))[0]
+        batch = Batch(
+            x=inputs,
+            y=F.one_hot(labels, self.classes).to(inputs.dtype),
+            u=inputs.new_empty(0) if u is None else self.augment(u, under("u/", draws)),
+        )
+        return self.method.loss(model, batch, under("method/", draws), Progress(draws["step"], self.steps))
+
+
+def under(prefix: str, draws: Tensors) -> dict[str, Tensor]:
+    """The draws whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): value for name, value in draws.items() if name.startswith(prefix)}
+
+
+def reason(error: Exception) -> str:
+    """What an error of the compiler's says, in short: its messages are pages long."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first}"[:160]
+
+
+# ---------------------------------------------------------------- compiled
+
+Loss = Callable[[Tensors, Tensors, Tensor, Tensor, "Tensor | None", Tensors], tuple[Tensor, Metrics]]
+"""(parameters and buffers, their averages, labels, x, u, draws) to the loss and what to report of it."""
+
+_known: dict[tuple[Any, ...], Loss] = {}
+
+
+def compiled(
+    recipe: Recipe,
+    network: nn.Module,
+    precision: Precision,
+    name: str | None = None,
+    shape: fused.Shape | None = None,
+) -> Loss:
+    """The loss of a step, compiled when first called. Networks of the same `name` (and so shape) share one."""
+    shapes = tuple((key, tuple(value.shape)) for key, value in network.state_dict().items())
+    key = (recipe, precision, name, shapes, shape)
+    if name is not None and key in _known:
+        return _known[key]
+    keep_compiled_code()
+
+    def loss(
+        tensors: Tensors, ema: Tensors, labels: Tensor, x: Tensor, u: Tensor | None, draws: Tensors
+    ) -> tuple[Tensor, Metrics]:
+        return recipe.loss(Passes(network, ema, precision, tensors, shape), labels, x, u, draws)
+
+    # The limit is on one piece of code, which here serves every method and network of the process.
+    torch._dynamo.config.cache_size_limit = max(256, torch._dynamo.config.cache_size_limit)
+    fast: Loss = torch.compile(loss, fullgraph=True, dynamic=False)
+    if name is not None:
+        _known[key] = fast
+    return fast
+
+
+def keep_compiled_code() -> None:
+    """Keep what is compiled for the next start, beside the data sets, unless a place is chosen already."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder(data_folder()) / "compiled"))
+
+
+# ---------------------------------------------------------------- recorded
+
+
+class Recorded:
+    """The steps of a trainer on CUDA, replayed from a recording."""
+
+    def __init__(self, trainer: Trainer, chunk: int) -> None:
+        self._trainer = trainer
+        self._chunk = chunk
+        self._cursor = torch.zeros(1, dtype=torch.int64, device=trainer.device)
+        self._buffers: dict[str, Tensor] = {}
+        self._x: Tensor | None = None
+        self._u: Tensor | None = None
+        self._noise: Tensor | None = None
+        self._taken = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def load(self, draws: Tensors) -> None:
+        """Copy the draws of the coming steps, stacked and in pinned memory, to where the recording reads them."""
+        if not self._buffers:
+            for name, values in draws.items():
+                shape = (self._chunk, *values.shape[1:])
+                self._buffers[name] = torch.empty(shape, dtype=values.dtype, device=self._trainer.device)
+        for name, values in draws.items():
+            self._buffers[name][: len(values)].copy_(values, non_blocking=True)
+        self._cursor.zero_()
+
+    def step(self, x: Tensor | None, u: Tensor | None, noise: Tensor | None) -> None:
+        """Take a step: with these rows if the images are not on the device, and this noise if the method wants any."""
+        self._x, self._u = _into(self._x, x), _into(self._u, u)
+        self._noise = _into(self._noise, noise)
+        if self._taken == WARM_UP:
+            self._record()
+        if self._graph is None:
+            self._body()
+        else:
+            self._graph.replay()
+        self._taken += 1
+
+    @property
+    def replays(self) -> bool:
+        """Whether there is a recording."""
+        return self._graph is not None
+
+    @property
+    def settled(self) -> bool:
+        """Whether steps go as fast as they will."""
+        return self._taken > WARM_UP
+
+    def _record(self) -> None:
+        trainer = self._trainer
+        trainer.optimizer.zero_grad(set_to_none=True)  # the recording makes its own
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=trainer.stream, capture_error_mode="thread_local"):
+                self._body()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # a network that looks at its values cannot be recorded
+            trainer.note(f"the step cannot be recorded ({reason(error)}): training goes on without, more slowly")
+        else:
+            self._graph = graph
+
+    def _body(self) -> None:
+        trainer = self._trainer
+        draws = {name: buffer.index_select(0, self._cursor).squeeze(0) for name, buffer in self._buffers.items()}
+        trainer.rate.copy_(draws.pop("rate"))
+        x, u = self._x, self._u
+        if trainer.pool.resident:
+            x = trainer.pool.fetch(draws["labeled"])
+            u = trainer.pool.fetch(draws["unlabeled"]) if "unlabeled" in draws else None
+        assert x is not None
+        if self._noise is not None:
+            draws["method/noise"] = self._noise
+        trainer.take_step(x, u, draws)
+        self._cursor += 1
+
+
+def _into(place: Tensor | None, value: Tensor | None) -> Tensor | None:
+    """`value` in its fixed place."""
+    if value is None or place is None:
+        return value
+    return place.copy_(value, non_blocking=True)

@@ -1,0 +1,97 @@
+"""Several runs on one device, side by side: they take turns, a few dozen steps each.
+
+On a GPU a turn only hands work over, each run to a stream of its own, and the streams run at the same time: where one
+run's kernels leave a part of the GPU idle, another's fill it.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Callable, Generator
+
+import torch
+from torch import nn
+
+from mixmatch.training.engine import Interrupted, Stop
+from mixmatch.training.run import Record
+
+SIDE_BY_SIDE = 5
+"""How many runs share a GPU if its memory allows. The paper has five seeds to a cell."""
+
+Run = Generator[None, None, Record]
+Outcome = Record | Exception
+
+
+class Turns:
+    """Lets at most `limit` runs take turns until all are done."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = max(1, limit)
+        self._needed = 0
+
+    def take(
+        self,
+        count: int,
+        make: Callable[[int], Run],
+        stop: Stop,
+        started: Callable[[int], None],
+        ended: Callable[[int, Outcome], None],
+    ) -> list[Outcome]:
+        """Do the runs `make` makes for 0 to `count` - 1. See `mixmatch.api.train_together`."""
+        waiting, active = deque(range(count)), dict[int, Run]()
+        outcomes: dict[int, Outcome] = {}
+        interrupted: Interrupted | None = None
+
+        def end(number: int, outcome: Outcome) -> None:
+            del active[number]
+            if isinstance(outcome, torch.OutOfMemoryError) and active:  # it may do with fewer beside it
+                self.limit = len(active)
+                waiting.appendleft(number)
+            else:
+                outcomes[number] = outcome
+                ended(number, outcome)
+            if self.limit > 1:
+                _free()
+
+        while active or (waiting and not stop()):
+            if waiting and not stop() and len(active) < self.limit and self._room():
+                number = waiting.popleft()
+                started(number)
+                active[number] = make(number)
+            for number, run in list(active.items()):
+                before = _memory()
+                try:
+                    next(run)
+                except StopIteration as last:
+                    end(number, last.value)
+                except Interrupted as error:
+                    interrupted = error
+                    del active[number]
+                except Exception as error:
+                    end(number, error)
+                self._needed = max(self._needed, before - _memory())
+        if interrupted is not None:
+            raise interrupted
+        return [outcomes[number] for number in range(count)]
+
+    def _room(self) -> bool:
+        """Whether there is memory for one more run like those before."""
+        return self._needed == 0 or _memory() > 1.25 * self._needed
+
+
+def draws_itself(network: nn.Module) -> bool:
+    """Whether a network has randomness of its own, as far as one can tell from its layers."""
+    return any("drop" in type(module).__name__.lower() for module in network.modules())
+
+
+def _memory() -> int:
+    """Bytes of the GPU that are free, or a lot where there is none."""
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 2**60
+
+
+def _free() -> None:
+    """Give the memory of a run that ended back."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

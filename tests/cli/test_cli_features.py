@@ -1,0 +1,261 @@
+"""A table or a matrix in, a classifier, a verdict, a report and predictions out, by the command line alone."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mixmatch
+from mixmatch.data.table import Encoding, fit
+
+FAST = ["--steps", "12", "--eval-every", "6", "--batch-size", "8", "--quiet", "--device", "cpu"]
+HEADER = ["size", "color", "id", "species"]
+
+
+def rows(count: int, seed: int, labeled: int) -> list[list[str]]:
+    """Size and color tell the species; a size is missing now and then; the first `labeled` rows have their label."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for i in range(count):
+        c = i % 2
+        size = "" if i % 17 == 16 else f"{rng.normal(20 + 10 * c, 2):.3f}"
+        color = ("red", "blue")[c] if rng.random() < 0.9 else "green"
+        made.append([size, color, f"x{i}q{i * i}", ("cat", "dog")[c] if i < labeled else ""])
+    return made
+
+
+def write(path: Path, header: list[str], lines: list[list[str]]) -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *lines])
+    return path
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("table") / "pets.csv", HEADER, rows(120, 0, 40))
+
+
+@pytest.fixture
+def trained(call, table: Path, tmp_path: Path) -> Path:
+    result = call("train", table, "--label-column", "species", "--out", tmp_path / "run", *FAST)
+    assert result.code == 0, result.err
+    return tmp_path / "run"
+
+
+def test_train_judge_report_evaluate_resume(call, table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = ["--label-column", "species", "--out", out, *FAST]
+    result = call("train", table, "--json", *options)
+    assert result.code == 0, result.err
+    record = json.loads(result.out)
+    assert record["settings"]["network"] == "mlp"
+    assert record["split"]["labeled"] == 32
+    assert record["split"]["test"] == 8
+    assert "with unlabeled rows too" in record["verdict"]
+    assert "8 labeled rows held out" in record["verdict"]
+    assert json.loads((out / "baseline" / "result.json").read_text())["method"] == "supervised"
+
+    page = (out / "report.html").read_text()
+    assert "image" not in page.split("</style>")[1].replace("data:image", "")
+    assert "<img" not in page
+    assert "line " in page  # rows are named by where they are in the file
+    first = (out / "label-next.csv").read_text().splitlines()[1]
+    assert first.startswith("line ")
+    assert 42 <= int(first.split(",")[0].removeprefix("line ")) <= 121  # the header is line 1, labeled are 2 to 41
+
+    again = call("train", table, "--resume", *options)
+    assert again.code == 0, again.err
+    assert record["verdict"] in again.out.replace("\n", " ")
+    evaluated = call("evaluate", out, "--json")
+    assert json.loads(evaluated.out)["error"] == pytest.approx(record["last_error"])
+    assert "8 rows" in call("evaluate", out).out
+
+
+def test_predict_finds_columns_by_name(call, trained: Path, tmp_path: Path) -> None:
+    new = rows(20, 1, 0)
+    ordered = write(tmp_path / "ordered.csv", HEADER[:2], [row[:2] for row in new])
+    shuffled = write(tmp_path / "shuffled.csv", ["color", "more", "size"], [[row[1], "?", row[0]] for row in new])
+    a, b = (json.loads(call("predict", trained, path, "--json").out) for path in (ordered, shuffled))
+    assert [row["probabilities"] for row in a] == [row["probabilities"] for row in b]
+    assert a[0]["file"] == f"{ordered} line 2"
+    assert {row["class"] for row in a} <= {"cat", "dog"}
+    # The encoding is that of the training file, worked out here again.
+    lines = rows(120, 0, 40)
+    columns = {name: [line[i] for line in lines] for i, name in enumerate(HEADER[:2])}
+    encoding, _ = fit(columns)
+    model = mixmatch.load(trained, device="cpu")
+    expected = model.probabilities(encoding.apply({name: [r[i] for r in new] for i, name in enumerate(HEADER[:2])}))
+    np.testing.assert_allclose([list(row["probabilities"].values()) for row in a], expected, atol=1e-6)
+
+
+def test_an_unknown_category_is_none_of_the_known(call, trained: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "new.csv", HEADER[:2], [["22", "violet"], ["", "red"]])
+    result = call("predict", trained, path)
+    assert result.code == 0, result.err
+    assert len(result.out.splitlines()) == 3
+    model = mixmatch.load(trained, device="cpu")
+    assert model.encoding is not None
+    hot = model.encode({"size": ["22"], "color": ["violet"]})[0, 1:]
+    assert hot.tolist() == [0, 0, 0]
+
+
+def test_predictions_of_an_unfinished_run(call, table: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    call("train", table, "--label-column", "species", "--out", run, "--no-baseline", *FAST)
+    finished = call("predict", run, table).out
+    (run / "model.safetensors").unlink()
+    assert call("predict", run, table).out == finished  # from the checkpoint, with the encoding in config.json
+
+
+@pytest.mark.parametrize(
+    ("header", "line", "says"),
+    [
+        (["size", "colour"], ["2", "red"], "no column 'color', which the model was trained with"),
+        (["size", "color"], ["large", "red"], "column 'size' holds numbers, but one value is 'large'"),
+        (["size", "color"], ["inf", "red"], "infinite"),
+    ],
+)
+def test_tables_that_cannot_be_predicted(
+    call, trained: Path, tmp_path: Path, header: list[str], line: list[str], says: str
+) -> None:
+    result = call("predict", trained, write(tmp_path / "new.csv", header, [line]))
+    assert result.code == 2
+    assert says in result.err
+    assert "new.csv" in result.err
+    assert len(result.err.splitlines()) == 1
+    assert result.out == ""
+
+
+def test_images_for_a_model_of_rows(call, trained: Path, tmp_path: Path) -> None:
+    result = call("predict", trained, tmp_path)
+    assert result.code == 2
+    assert "rows of a table or an array, not images" in result.err
+
+
+def npz(path: Path, **arrays: Any) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+def matrix(columns: int = 6) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    truth = np.arange(150) % 3
+    x = rng.normal(size=(150, columns)) + 3 * np.eye(3, columns)[truth]
+    return {"x": x[:90], "y": np.where(np.arange(90) < 30, truth[:90], -1), "x_test": x[90:], "y_test": truth[90:]}
+
+
+def test_a_matrix(call, tmp_path: Path) -> None:
+    data = matrix()
+    out = tmp_path / "run"
+    result = call("train", npz(tmp_path / "x.npz", **data), "--out", out, "--json", *FAST)
+    assert result.code == 0, result.err
+    assert "Judged by the 60 test rows" in json.loads(result.out)["verdict"]
+    np.save(tmp_path / "new.npy", data["x_test"][:5])
+    predicted = json.loads(call("predict", out, tmp_path / "new.npy", "--json").out)
+    expected = mixmatch.load(out, device="cpu").predict_proba(data["x_test"][:5])
+    np.testing.assert_allclose([list(row["probabilities"].values()) for row in predicted], expected, atol=1e-12)
+    assert [row["file"] for row in predicted] == [f"{tmp_path / 'new.npy'} row {i}" for i in range(5)]
+    np.save(tmp_path / "narrow.npy", data["x_test"][:, :5])
+    result = call("predict", out, tmp_path / "narrow.npy")
+    assert result.code == 2
+    assert "narrow.npy" in result.err
+    assert "(60, 5), but the model takes (N, 6)" in result.err
+
+
+def test_images_in_an_array(call, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (30, 8, 8, 1), np.uint8)
+    y = np.where(np.arange(30) < 8, np.arange(30) % 2, -1)
+    options = [*FAST, "--network", "wrn-small", "--out", tmp_path / "run"]
+    result = call("train", npz(tmp_path / "x.npz", x=x, y=y), *options)
+    assert result.code == 0, result.err
+    np.save(tmp_path / "new.npy", x[:3, :, :, 0])
+    predicted = json.loads(call("predict", tmp_path / "run", tmp_path / "new.npy", "--json").out)
+    expected = mixmatch.load(tmp_path / "run", device="cpu").predict_proba(x[:3])
+    np.testing.assert_allclose([list(row["probabilities"].values()) for row in predicted], expected, atol=1e-12)
+
+
+def test_exported_features_are_standardized_by_the_graph(call, trained: Path, tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    result = call("export", trained, "--format", "onnx", "--output", tmp_path / "m.onnx")
+    assert result.code == 0, result.err
+    session = runtime.InferenceSession(tmp_path / "m.onnx")
+    about = session.get_modelmeta().custom_metadata_map
+    names = json.loads(about["features"])
+    assert names == ["size", "color=blue", "color=green", "color=red"]
+    assert Encoding.from_dict(json.loads(about["encoding"])).feature_names == names
+    raw = np.array([[25.5, 1, 0, 0], [np.nan, 0, 0, 1]], np.float32)
+    (probabilities,) = session.run(["probabilities"], {"features": raw})
+    model = mixmatch.load(trained, device="cpu")
+    expected = model.predict_proba({"size": ["25.5", ""], "color": ["blue", "red"]})
+    np.testing.assert_allclose(probabilities, expected, atol=1e-5)
+
+    result = call("export", trained, "--format", "safetensors", "--output", tmp_path / "m.safetensors")
+    assert result.code == 0, result.err
+    again = mixmatch.load(tmp_path / "m.safetensors", device="cpu")
+    np.testing.assert_array_equal(again.predict_proba({"size": ["25.5", ""], "color": ["blue", "red"]}), expected)
+
+
+def test_a_test_part_and_ignored_columns(call, tmp_path: Path) -> None:
+    lines = [[*row, "test" if i < 10 else ""] for i, row in enumerate(rows(60, 0, 30))]
+    path = write(tmp_path / "pets.csv", [*HEADER, "part"], lines)
+    options = ["--label-column", "species", "--part-column", "part", "--ignore", "id", "--ignore", "color"]
+    result = call("train", path, "--out", tmp_path / "run", "--json", *options, *FAST)
+    assert result.code == 0, result.err
+    record = json.loads(result.out)
+    assert "Judged by the 10 test rows" in record["verdict"]
+    assert record["settings"]["data_options"]["ignore"] == ["id", "color"]
+    model = mixmatch.load(tmp_path / "run", device="cpu")
+    assert model.encoding is not None
+    assert model.encoding.feature_names == ["size"]
+
+
+def test_data_check_tries_training(call, table: Path) -> None:
+    result = call("data", "check", table, "--label-column", "species", "--device", "cpu", "--json")
+    assert result.code == 0, result.err
+    found = {finding["kind"]: finding for finding in json.loads(result.out)["findings"]}
+    assert "from a trial of 20 steps" in found["cost"]["message"]
+    result = call("data", "check", table, "--label-column", "species", "--no-trial", "--json")
+    assert "cost" not in {finding["kind"] for finding in json.loads(result.out)["findings"]}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"x": np.zeros((4, 0)), "y": np.zeros(4)}, "shape (4, 0)"),
+        ({"x": np.array([["a", "b"]] * 4), "y": np.array([0, 1, 0, 1])}, "must hold real numbers"),
+        ({"x": np.zeros((4, 2)), "y": np.array([1, 1, -1, -1])}, "one class only"),
+        ({"x": np.zeros((4, 2)), "y": np.full(4, -1)}, "no labeled rows"),
+        ({"x": np.full((4, 2), np.inf), "y": np.array([0, 1, -1, -1])}, "infinite"),
+        ({"x": np.zeros((4, 2)), "y": np.array([0, 1, 0, 1])}, "no unlabeled rows are left for method 'mixmatch'"),
+        ({"x": np.zeros((4, 2))}, "no labels 'y'"),
+    ],
+)
+def test_arrays_that_are_refused(call, tmp_path: Path, arrays: dict[str, np.ndarray], says: str) -> None:
+    result = call("train", npz(tmp_path / "x.npz", **arrays), "--out", tmp_path / "run", *FAST)
+    assert result.code == 2
+    assert says in result.err
+    assert len(result.err.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--label-column", "kind"], "no column 'kind'"),
+        (["--label-column", "species", "--image-size", "32"], "--image-size is not for a table"),
+        (["--label-column", "species", "--flip"], "pad and flip are for images"),
+        (["--label-column", "species", "--network", "wrn-28-2"], "takes images"),
+        (["--label-column", "species", "--ignore", "colour"], "no column 'colour': did you mean 'color'?"),
+    ],
+)
+def test_options_that_are_refused(call, table: Path, tmp_path: Path, options: list[str], says: str) -> None:
+    result = call("train", table, "--out", tmp_path / "run", *FAST, *options)
+    assert result.code == 2
+    assert says in result.err
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,131 @@
+"""The kernels in Triton's interpreter, in float32 on a CPU, against the plain network."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import nn
+
+from mixmatch import networks
+from mixmatch.networks import fused
+from mixmatch.networks.wide_resnet import WideResNet
+
+SCRIPT = """
+import json, sys
+import torch
+from mixmatch.methods.base import several
+from mixmatch.networks import fused
+from mixmatch.networks.wide_resnet import WideResNet
+from mixmatch.training.model import Passes
+
+fused.NUMBERS = torch.float32
+groups, batch, size, filters, repeat, scales = json.loads(sys.argv[1])
+torch.manual_seed(0)
+plain = WideResNet(7, 3, filters, repeat, scales, momentum=0.1).double()
+for parameter in plain.parameters():
+    if parameter.dim() < 2:
+        parameter.data += 0.3 * torch.randn_like(parameter)
+ours = WideResNet(7, 3, filters, repeat, scales, momentum=0.1).to(memory_format=torch.channels_last)
+ours.load_state_dict(plain.state_dict())
+shape = fused.shape_of(ours, (3, size, size))
+assert shape is not None and fused.fits(shape, groups * batch, groups)
+x = torch.randn(groups * batch, 3, size, size, dtype=torch.float64)
+ema = {name: 0.9 * parameter.detach() for name, parameter in plain.named_parameters()}
+low = {name: value.float().to(memory_format=torch.channels_last) if value.dim() == 4 else value.float()
+       for name, value in ema.items()}
+reference, kernels = Passes(plain, ema, "fp32"), Passes(ours, low, "bf16", shape=shape)
+torch.manual_seed(1)
+direction = torch.randn(groups * batch, 7, dtype=torch.float64)
+worst = {}
+
+def compare(name, ours, reference):
+    error = (ours.double() - reference).norm() / reference.norm().clamp_min(1e-6)
+    worst[name] = max(worst.get(name, 0.0), error.item())
+
+for passes, of in ((reference, plain), (kernels, ours)):
+    logits = torch.cat(several(passes, list(x.to(next(of.parameters()).dtype).chunk(groups)), stats="update"))
+    (logits * direction.to(logits.dtype)).sum().backward()
+    passes.logits = logits.detach()
+    passes.averaged = torch.cat(several(passes, list(x.to(logits.dtype).chunk(groups)), weights="ema"))
+compare("logits", kernels.logits, reference.logits)
+compare("logits of the average", kernels.averaged, reference.averaged)
+assert not kernels.averaged.requires_grad
+for (name, parameter), (_, true) in zip(ours.named_parameters(), plain.named_parameters()):
+    if parameter.grad is None:  # a bias before batch norm
+        assert name.endswith("bias") and "norm" not in name and "head" not in name, name
+        worst["biases"] = max(worst.get("biases", 0.0), true.grad.abs().max().item())
+    else:
+        assert parameter.grad.stride() == parameter.stride(), name
+        compare("gradients", parameter.grad, true.grad)
+for (name, value), (_, true) in zip(ours.named_buffers(), plain.named_buffers()):
+    compare("statistics", value, true.double())
+print(json.dumps(worst))
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
+@pytest.mark.parametrize(
+    ("groups", "batch", "size", "filters", "repeat", "scales"),
+    [(1, 4, 8, 16, 1, 2), (3, 4, 8, 16, 2, 1), (2, 4, 8, 32, 1, 2), (2, 2, 16, 32, 1, 2)],
+)
+def test_kernels_compute_the_plain_network(
+    groups: int, batch: int, size: int, filters: int, repeat: int, scales: int
+) -> None:
+    case = json.dumps([groups, batch, size, filters, repeat, scales])
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, case], env=environment, capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    worst = json.loads(done.stdout)
+    assert worst.keys() == {"logits", "logits of the average", "gradients", "statistics", "biases"}
+    assert worst.pop("biases") < 1e-13  # their true gradient, in float64: zero but for rounding
+    assert max(worst.values()) < 2e-5, worst
+
+
+def test_which_networks_have_kernels() -> None:
+    def shape(name: str, *image: int) -> fused.Shape | None:
+        return fused.shape_of(networks.build(name, 10, image), image)
+
+    large = shape("wrn-28-2", 3, 32, 32)
+    assert large is not None
+    assert len(large.blocks) == 12
+    assert large.norms[:4] == [16, 32, 32, 32]
+    assert fused.Shape.decoded(tuple(large.encoded())) == large
+    assert shape("wrn-28-large", 3, 32, 32) is None  # 135 filters are no power of two
+    assert shape("cnn13", 3, 32, 32) is None
+    assert fused.shape_of(nn.Linear(3, 10), (3,)) is None
+    assert fused.shape_of(WideResNet(10), (3, 32, 24)) is None
+    assert fused.shape_of(WideResNet(10), (3, 30, 30)) is None  # cannot be halved twice
+
+    class Other(WideResNet):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    assert fused.shape_of(Other(10), (3, 32, 32)) is None
+
+
+@pytest.mark.parametrize(("images", "groups", "fit"), [(192, 3, True), (128, 2, True), (7, 1, True), (7, 2, False)])
+def test_which_batches_fit(images: int, groups: int, fit: bool) -> None:
+    shape = fused.shape_of(WideResNet(10), (3, 32, 32))
+    assert shape is not None
+    assert fused.fits(shape, images, groups) is fit
+
+
+def test_tiles_fit_any_number_of_rows() -> None:
+    for rows in (64, 48, 4096, 196_608):
+        for channels in (3, 16, 32, 64, 128, 256):
+            for out in (16, 32, 64, 128, 256):
+                for backward in (False, True):
+                    bm, bn, bk, *_ = fused.conv_tiles(rows, 3, channels, out, backward)
+                    assert rows % bm == 0 == out % bn
+                    assert bk >= 16
+                taps, bm, bn, parts, *_ = fused.gradient_tiles(rows, 3, channels, out)
+                assert 3 % taps == 0 == rows % (bm * parts) == out % bn
+            assert channels == 3 or rows % fused.point_rows(rows, channels) == 0

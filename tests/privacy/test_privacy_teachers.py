@@ -1,0 +1,200 @@
+"""Teachers: disjoint shards, runs that see nothing but theirs, and votes that are all that leaves."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import mixmatch
+from mixmatch.data import load
+from mixmatch.errors import MixMatchError
+from mixmatch.privacy import teachers
+from mixmatch.privacy.teachers import cut, open_shard, train_all, train_teachers
+from mixmatch.privacy.votes import read_votes, vote_classes
+from mixmatch.settings import from_dict
+from mixmatch.training.progress import Quiet
+from mixmatch.training.run import RunFolder
+
+TINY = {"steps": 3, "batch_size": 4, "device": "cpu", "reporter": Quiet, "network": "wrn-10-1"}
+
+
+def test_shards_are_disjoint_and_of_one_size():
+    rows = np.arange(100, 203)
+    shards = cut(rows, 10, seed=1)
+    together = np.concatenate(shards)
+    assert [len(shard) for shard in shards] == [10] * 10
+    assert len(set(together.tolist())) == 100
+    assert set(together.tolist()) <= set(rows.tolist())
+    assert not np.array_equal(together, np.sort(together))
+    assert all(np.array_equal(a, b) for a, b in zip(shards, cut(rows, 10, seed=1), strict=True))
+    assert not np.array_equal(shards[0], cut(rows, 10, seed=2)[0])
+
+
+def test_contiguous_shards_are_the_papers():
+    """floor(604388 / 250) = 2417 in file order; the last 138 images are in none."""
+    shards = cut(np.arange(604_388), 250, seed=1, contiguous=True)
+    assert shards[0].tolist() == list(range(2417))
+    assert shards[-1][-1] == 250 * 2417 - 1 == 604_249
+
+
+@pytest.mark.parametrize(
+    ("count", "message"), [(0, "at least one"), (11, "10 private images cannot be cut into 11 shards")]
+)
+def test_too_few_images(count, message):
+    with pytest.raises(MixMatchError, match=message):
+        cut(np.arange(10), count, seed=1)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Three teachers on digits and what they said. Not to be written to."""
+    out = tmp_path_factory.mktemp("teachers") / "out"
+    return out, train_teachers("digits", 3, out, **TINY)
+
+
+def test_what_is_written(trained):
+    out, voted = trained
+    assert sorted(path.name for path in out.iterdir()) == ["shards.json", "teachers", "votes.json", "votes.npz"]
+    assert sorted(path.name for path in (out / "teachers").iterdir()) == ["000", "001", "002", "PRIVATE.txt"]
+    assert (out / "teachers").stat().st_mode & 0o077 == 0
+    votes = read_votes(voted.path)
+    assert (votes.teachers, votes.counts.shape) == (3, (500, 10))
+    about = json.loads((out / "votes.json").read_text())
+    assert (about["data"], about["teachers"], about["queries"]) == ("digits", 3, 500)
+    assert about["votes_sha256"] == votes.sha256
+    assert vote_classes(voted.path, votes) == list("0123456789")
+    assert not {"error", "accuracy", "curve"} & set(about)
+
+
+def test_the_stored_shards_are_those_that_were_trained_on(trained):
+    out, _ = trained
+    stored = json.loads((out / "shards.json").read_text())
+    assert [len(shard) for shard in stored["shards"]] == [432] * 3
+    source = load("digits")
+    for number, rows in enumerate(stored["shards"]):
+        assert len(stored["shard_sha256"][number]) == 64
+        settings = from_dict(RunFolder(out / "teachers" / f"{number:03d}").config()["settings"])
+        own, split, _ = open_shard(settings, None, strict=False)
+        np.testing.assert_array_equal(own.train.images, source.train.images[rows])
+        np.testing.assert_array_equal(own.train.labels, source.train.labels[rows])
+        assert split.counts() == {"labeled": 432, "unlabeled": 0, "valid": 0, "test": 0}
+    assert len(set(stored["shard_sha256"])) == 3
+
+
+def test_teachers_are_not_judged(trained):
+    out, _ = trained
+    result = RunFolder(out / "teachers" / "001").result()
+    assert (result["error"], result["curve"], result["seed"]) == (None, [], 2)
+
+
+def test_votes_are_the_teachers_argmax(trained):
+    out, voted = trained
+    images = load("digits").test.images
+    counts = np.zeros((500, 10), int)
+    for number in range(3):
+        predicted = mixmatch.load(out / "teachers" / f"{number:03d}", device="cpu").predict(images)
+        counts[np.arange(500), [int(name) for name in predicted]] += 1
+    np.testing.assert_array_equal(voted.votes.counts, counts)
+
+
+def test_going_on(trained, tmp_path, monkeypatch):
+    """A command that was stopped goes on: finished teachers are kept, the others trained, with the same votes."""
+    _, voted = trained
+    out = tmp_path / "out"
+
+    def stop_after_one(jobs, say):
+        train_all(jobs[:1], say)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(teachers, "train_all", stop_after_one)
+    with pytest.raises(KeyboardInterrupt):
+        train_teachers("digits", 3, out, **TINY)
+    monkeypatch.undo()
+    first = (out / "teachers" / "000" / "model.safetensors").stat().st_mtime_ns
+    with pytest.raises(MixMatchError, match="holds teachers already: go on with them \\(--resume\\)"):
+        train_teachers("digits", 3, out, **TINY)
+    again = train_teachers("digits", 3, out, resume=True, **TINY)
+    np.testing.assert_array_equal(again.votes.counts, voted.votes.counts)
+    assert (out / "teachers" / "000" / "model.safetensors").stat().st_mtime_ns == first
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"seed": 2}, "begun with seed 1, not 2"),
+        ({"contiguous": True}, "begun with contiguous False, not True"),
+        ({"teachers": 4}, "begun with teachers 3, not 4"),
+        ({"steps": 4}, "other settings .*steps: 3 -> 4"),
+    ],
+)
+def test_going_on_with_something_else_is_refused(trained, given, message):
+    out, _ = trained
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and path.name != ".lock"}
+    given = {**TINY, "teachers": 3, **given}
+    with pytest.raises(MixMatchError, match=message):
+        train_teachers("digits", given.pop("teachers"), out, resume=True, **given)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_some_of_a_shard_unlabeled(tmp_path):
+    voted = train_teachers("digits", 2, tmp_path / "out", method="mixmatch", labels=30, **{**TINY, "steps": 2})
+    config = RunFolder(tmp_path / "out" / "teachers" / "001").config()
+    assert {name: config["split"][name] for name in ("labeled", "unlabeled", "test")} == {
+        "labeled": 30, "unlabeled": 618, "test": 0,
+    }  # fmt: skip
+    assert voted.votes.teachers == 2
+
+
+def test_other_public_images(tmp_path):
+    images = load("digits").train.images[:7]
+    np.save(tmp_path / "public.npy", images)
+    voted = train_teachers("digits", 2, tmp_path / "a", queries=str(tmp_path / "public.npy"), **TINY)
+    assert voted.votes.counts.shape == (7, 10)
+    voted = train_teachers("digits", 2, tmp_path / "b", queries="digits-train", **{**TINY, "steps": 1})
+    assert voted.votes.queries == 1297
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"method": "mixmatch"}, "needs unlabeled images: label only some of a shard's 648"),
+        ({"labels": 649}, "--labels 649: a shard has 648 images"),
+        ({"labels": 0}, "--labels 0: a shard has 648 images"),
+        ({"queries": "nothing"}, "unknown public images 'nothing'"),
+        ({"queries": "missing.npy"}, "missing.npy does not exist"),
+        ({"method": "mixmach"}, "unknown method 'mixmach'"),
+        ({"network": "wrn-9-1"}, "depth"),
+        ({"steps": 0}, "steps=0 must be"),
+        ({"device": "tpu"}, "unknown device 'tpu'"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_trained(tmp_path, given, message):
+    with pytest.raises(MixMatchError, match=message) as caught:
+        train_teachers("digits", 2, tmp_path / "out", **{**TINY, **given})
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_public_images_of_another_shape(tmp_path):
+    np.save(tmp_path / "public.npy", np.zeros((3, 5, 5, 1), np.uint8))
+    with pytest.raises(MixMatchError, match="teachers can vote on images like theirs only"):
+        train_teachers("digits", 2, tmp_path / "out", queries=str(tmp_path / "public.npy"), **TINY)
+    np.save(tmp_path / "public.npy", np.zeros((3, 8, 8, 1)))
+    with pytest.raises(MixMatchError, match="images must be uint8"):
+        train_teachers("digits", 2, tmp_path / "out", queries=str(tmp_path / "public.npy"), **TINY)
+
+
+def test_progress_counts_teachers(monkeypatch):
+    def train_together(jobs, started, ended):
+        for number, job in enumerate(jobs):
+            started(number)
+            ended(number, job)
+        return jobs
+
+    monkeypatch.setattr(teachers.api, "train_together", train_together)
+    said = []
+    assert train_all([{"a": 1}, {"a": 2}], said.append) == [{"a": 1}, {"a": 2}]
+    assert said[0] == "teacher 1 of 2"
+    assert said[1].startswith("teacher 2 of 2, 0:0")
