@@ -153,21 +153,26 @@ def _short(records: Sequence[Record]) -> list[tuple[str, str]]:
         count = "all" if labels == "all" else f"{labels:,}"
         title = f"{SOURCES[data].title if data in SOURCES else data}, {count} labels, {steps:,} steps"
         lines = ["| method | seeds | error, % | of | last, % | seconds a run | on |", "|---" * 7 + "|"]
-        rows: dict[str, list[Record]] = {}
+        rows: dict[tuple[str, str], list[Record]] = {}
         for record in group:
-            rows.setdefault(_short_name(record), []).append(record)
-        for name, runs in sorted(rows.items(), key=lambda item: statistics.mean(r["error"] for r in item[1])):
+            rows.setdefault((_short_name(record), _ran_on(record)), []).append(record)
+        for (name, hardware), runs in sorted(rows.items(), key=lambda item: statistics.mean(r["error"] for r in item[1])):
             errors, lasts = [r["error"] for r in runs], [r["last_error"] for r in runs]
             deviation = f" ± {statistics.stdev(errors):.2f}" if len(errors) > 1 else ""
             seeds = " ".join(str(seed) for seed in sorted(r["seed"] for r in runs))
             seconds = statistics.mean(r["seconds"] for r in runs)
-            hardware = ", ".join(sorted({f"{r['hardware']['name']} ({r['settings']['precision']})" for r in runs}))
             lines.append(
                 f"| {name} | {seeds} | {statistics.mean(errors):.2f}{deviation} | {runs[0]['median_of']} | "
                 f"{statistics.mean(lasts):.2f} | {seconds:.0f} | {hardware} |"
             )
         pages.append((title, "\n".join(lines)))
     return pages
+
+
+def _ran_on(record: Record) -> str:
+    """The hardware, and how it was used: two ways may differ, so their runs are not averaged."""
+    compiled = ", compiled" if (record.get("engine") or {}).get("compiled") else ""
+    return f"{record['hardware']['name']} ({record['settings']['precision']}{compiled})"
 
 
 def _order(labels: Labels) -> float:
