@@ -156,7 +156,8 @@ def _short(records: Sequence[Record]) -> list[tuple[str, str]]:
         rows: dict[tuple[str, str], list[Record]] = {}
         for record in group:
             rows.setdefault((_short_name(record), _ran_on(record)), []).append(record)
-        for (name, hardware), runs in sorted(rows.items(), key=lambda item: statistics.mean(r["error"] for r in item[1])):
+        ordered = sorted(rows.items(), key=lambda item: statistics.mean(r["error"] for r in item[1]))
+        for (name, hardware), runs in ordered:
             errors, lasts = [r["error"] for r in runs], [r["last_error"] for r in runs]
             deviation = f" ± {statistics.stdev(errors):.2f}" if len(errors) > 1 else ""
             seeds = " ".join(str(seed) for seed in sorted(r["seed"] for r in runs))

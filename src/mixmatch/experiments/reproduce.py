@@ -185,10 +185,13 @@ class Estimator:
                 **settings.method_settings,
             },
         )
-        network = networks.build(settings.network, info.classes, (shape[2], shape[0], shape[1]))
-        trainer = Trainer(small, source, make_split(source, info.classes, seed=1), network, self.device)
-        trainer.advance(1)
-        best = min(_timed(lambda: trainer.advance(trainer.step + 1), self.device) for _ in range(2))
+        small = replace(small, precision=api.default_precision(small, self.device, source.input_shape))
+        network = networks.build(settings.network, info.classes, source.input_shape)
+        split, on_cuda = make_split(source, info.classes, seed=1), self.device.type == "cuda"
+        trainer = Trainer(small, source, split, network, self.device, record=on_cuda)
+        count = 32 if on_cuda else 1  # recorded steps follow each other closely
+        trainer.advance(count)
+        best = min(_timed(lambda: trainer.advance(trainer.step + count), self.device) for _ in range(2)) / count
         evaluation = _timed(lambda: trainer.evaluate(), self.device) * info.test / count
         return best * settings.batch_size / batch, evaluation
 
