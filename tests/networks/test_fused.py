@@ -65,6 +65,12 @@ for (name, parameter), (_, true) in zip(ours.named_parameters(), plain.named_par
         compare("gradients", parameter.grad, true.grad)
 for (name, value), (_, true) in zip(ours.named_buffers(), plain.named_buffers()):
     compare("statistics", value, true.double())
+before = {name: value.clone() for name, value in ours.state_dict().items()}
+assert fused.problem(ours, shape, batch, torch.device("cpu")) is None
+assert all(torch.equal(value, before[name]) for name, value in ours.state_dict().items())
+assert all(parameter.requires_grad for parameter in ours.parameters())
+fused.TILES = {"forward 3 3 16": [16, 16, 12, 4, 2]}  # no power of two
+assert "power of 2" in str(fused.problem(ours, shape, batch, torch.device("cpu")).__cause__), "?"
 print(json.dumps(worst))
 """
 

@@ -106,6 +106,23 @@ def fits(shape: Shape, images: int, groups: int) -> bool:
     return images % groups == 0 and (images // groups) * smallest**2 % 16 == 0
 
 
+def problem(network: nn.Module, shape: Shape, images: int, device: torch.device) -> Exception | None:
+    """What goes wrong when the kernels run here, tried on a blank batch; None if nothing does. A GPU may have too
+    little memory on its chip for tiles that suit another."""
+    tensors = {name: value.detach().to(device) for name, value in network.state_dict().items()}
+    learned = [tensors[name].requires_grad_() for name in names(shape)]
+    x = torch.zeros(images, shape.in_channels, shape.size, shape.size, device=device)
+    try:
+        logits = forward(network, shape, tensors, x, 1, update=False)
+        torch.autograd.grad(logits.sum(), learned, allow_unused=True)
+        float(logits.sum())
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        return error
+    return None
+
+
 def names(shape: Shape) -> list[str]:
     """The parameters the kernels take, in order: convolutions' weights and biases, then norms' gammas and betas."""
     convolutions = ["stem"]
@@ -305,7 +322,8 @@ class _Pass:
             in_size, out_size = size, size // stride
         y = x.new_empty(self.images, out_size, out_size, out_channels)
         rows = self.rows(out_size)
-        bm, bn, bk, warps, stages = conv_tiles(rows, kernel, in_channels, out_channels, backward)
+        alike = rows // stride**2 if backward else rows
+        bm, bn, bk, warps, stages = conv_tiles(alike, kernel, in_channels, out_channels, backward)
         at = self.at[norm]
         gamma, beta = self.norms[norm]
         self.k.convolve[(self.images * out_size * out_size // bm, out_channels // bn)](

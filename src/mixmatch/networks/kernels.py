@@ -60,32 +60,47 @@ def convolve(
     w is (out, SIZE, SIZE, in) in memory. BACKWARD applies it the other way, from the gradient of the output to that of
     the input, then through leaky ReLU and to batch norm's normalized values; `raw` is what was normalized. Then SUMS
     adds up the gradients and their products with those values, else the outputs and their squares.
+
+    Backwards through a stride, only every STRIDE-th tap reaches a pixel, and which ones depends on whether its row and
+    column are even: a tile is of pixels alike, so that no tap is in vain.
     """
-    tile = tl.program_id(0)
-    m = tile * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
-    column = m % W
-    row = (m // W) % H
-    image = m // (W * H)
+    STEP: tl.constexpr = STRIDE if BACKWARD else 1  # between rows, and columns, that are alike
+    if STEP == 1:
+        tile = tl.program_id(0)
+        first_y = 0
+        first_x = 0
+        taps_y = SIZE
+        taps_x = SIZE
+    else:
+        tiles = tl.num_programs(0) // (STEP * STEP)
+        tile = tl.program_id(0) % tiles
+        first_y = tl.program_id(0) // tiles // STEP
+        first_x = tl.program_id(0) // tiles % STEP
+        taps_y = (SIZE - first_y + STEP - 1) // STEP
+        taps_x = (SIZE - first_x + STEP - 1) // STEP
+    j = tile * BM + tl.arange(0, BM)
+    column = (j % (W // STEP)) * STEP + first_x
+    row = (j // (W // STEP)) % (H // STEP) * STEP + first_y
+    image = j // ((W // STEP) * (H // STEP))
+    m = (image * H + row) * W + column
     BLOCKS: tl.constexpr = (IN_C + BK - 1) // BK
     acc = tl.zeros((BM, BN), dtype=tl.float32)
-    for i in range(SIZE * SIZE * BLOCKS):
-        tap = i // BLOCKS
+    for i in range(taps_y * taps_x * BLOCKS):
+        dy = first_y + i // BLOCKS // taps_x * STEP
+        dx = first_x + i // BLOCKS % taps_x * STEP
+        tap = dy * SIZE + dx
         c = (i % BLOCKS) * BK + k
         if BACKWARD:
-            up = row + PAD - tap // SIZE
-            left = column + PAD - tap % SIZE
-            inside = (up >= 0) & (left >= 0) & (up % STRIDE == 0) & (left % STRIDE == 0)
-            up = up // STRIDE
-            left = left // STRIDE
-            inside = inside & (up < IN_H) & (left < IN_W)
+            up = (row + PAD - dy) // STRIDE
+            left = (column + PAD - dx) // STRIDE
             weights = w + c[:, None] * (SIZE * SIZE * OUT_C) + tap * OUT_C + n[None, :]
         else:
-            up = row * STRIDE - PAD + tap // SIZE
-            left = column * STRIDE - PAD + tap % SIZE
-            inside = (up >= 0) & (up < IN_H) & (left >= 0) & (left < IN_W)
+            up = row * STRIDE - PAD + dy
+            left = column * STRIDE - PAD + dx
             weights = w + n[None, :] * (SIZE * SIZE * IN_C) + tap * IN_C + c[:, None]
+        inside = (up >= 0) & (up < IN_H) & (left >= 0) & (left < IN_W)
         at = ((image * IN_H + up) * IN_W + left) * IN_C
         if IN_C % BK == 0:
             a = tl.load(x + at[:, None] + c[None, :], mask=inside[:, None], other=0.0)
@@ -101,7 +116,7 @@ def convolve(
     at_output = m[:, None] * OUT_C + n[None, :]
     if RESIDUAL:
         acc += tl.load(residual + at_output).to(tl.float32)
-    group = (tile * BM) // rows_per_group
+    group = (tile * BM) // (rows_per_group // (STEP * STEP))
     if BACKWARD and SUMS:
         before = tl.load(raw + at_output).to(tl.float32)
         normal, _ = _normalized(before, raw_sums, n, total, group, rows_per_group, EPS)

@@ -71,9 +71,10 @@ class Trainer:
         self.recipe = Recipe(method, augment, len(source.classes), settings.steps)
         network = network.to(device).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         recorded = record and device.type == "cuda"
-        shape = None
-        if recorded and settings.precision == "bf16" and fused.available():
-            shape = fused.shape_of(network, source.input_shape)
+        self.note: Callable[[str], None] = lambda text: None
+        """Told what a person should know, such as that the network cannot be compiled."""
+        self._said: list[str] = []
+        shape = self._kernels(network) if recorded else None
         self.model = Model(network, settings.ema_decay, settings.precision, shape)
         self.rate = torch.tensor(settings.learning_rate, device=device)
         self.optimizer = build_optimizer(network, settings, self.rate if recorded else None)
@@ -94,12 +95,21 @@ class Trainer:
             name = None if settings.network.startswith("custom:") else settings.network
             self._compiled = compiled(self.recipe, network, settings.precision, name, shape)
         self._recorded = Recorded(self, CHUNK) if recorded else None
-        self.note: Callable[[str], None] = lambda text: None
-        """Told what a person should know, such as that the network cannot be compiled."""
         self.stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self.stream.wait_stream(torch.cuda.current_stream(device))
+
+    def _kernels(self, network: nn.Module) -> fused.Shape | None:
+        """The network's shape if there are kernels for it that run here."""
+        images, settings = self.settings.batch_size, self.settings
+        shape = fused.shape_of(network, self.source.input_shape) if settings.precision == "bf16" else None
+        if shape is None or not fused.available() or not fused.fits(shape, images, 1):
+            return None
+        error = fused.problem(network, shape, images, self.device)
+        if error is not None:
+            self._said.append(f"the kernels for this network do not run here ({reason(error)}): others are used")
+        return shape if error is None else None
 
     # ---------------------------------------------------------------- one step
 
@@ -218,6 +228,12 @@ class Trainer:
             "kernels": self.model.shape is not None,
             "setup_seconds": round(self.setup_seconds, 1),
         }
+
+    def tell(self, note: Callable[[str], None]) -> None:
+        """From now on tell `note` what a person should know, and what was to be told before."""
+        self.note = note
+        while self._said:
+            note(self._said.pop(0))
 
     def in_stream(self) -> contextlib.AbstractContextManager[object]:
         """On CUDA each trainer works in a stream of its own, so that several can share a GPU."""
@@ -455,9 +471,9 @@ def fitting(
         return min(settings.steps, trainer.step + CHUNK, *following)
 
     readings = Readings()
-    trainer.note = reporter.note
     try:
         reporter.start(f"{settings.data} {settings.method}", trainer.step, settings.steps)
+        trainer.tell(reporter.note)
         try:
             while True:
                 with trainer.in_stream():
