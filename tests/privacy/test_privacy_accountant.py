@@ -232,7 +232,7 @@ def test_the_check_costs_no_less_than_it_reveals(threshold, sigma, teachers):
     passed = norm.logsf((threshold - v) / sigma)
     failed = norm.logcdf((threshold - v) / sigma)
     for order in (2.0, 10.0, 28.0):
-        bound = accountant.rdp_threshold(norm.logsf((threshold - v) / sigma), sigma, order)[:, 0]
+        bound = accountant.rdp_threshold(v - threshold, sigma, order)[:, 0]
         for here, there in ((slice(1, None), slice(0, -1)), (slice(0, -1), slice(1, None))):
             terms = [order * log[here] + (1 - order) * log[there] for log in (passed, failed)]
             divergence = np.logaddexp(*terms) / (order - 1)
@@ -241,11 +241,28 @@ def test_the_check_costs_no_less_than_it_reveals(threshold, sigma, teachers):
         assert bound == pytest.approx(np.full(251, 28 / (2 * 200**2)))
 
 
+@pytest.mark.parametrize(("over", "order"), [(200, 300), (-200, 300), (300, 300), (290, 250)])
+def test_a_check_that_all_but_surely_passes_is_not_free(over, order):
+    """Passing with probability 1 in floating point: refusing is e^-800 likely and at a high order costs in full."""
+    found = accountant.rdp_threshold(over, 5, order)[0]
+    with mpmath.workdps(60):
+        logq = float(mpmath.log(mpmath.erfc(abs(over) / (5 * mpmath.sqrt(2))) / 2))
+    assert found == pytest.approx(high_precision(logq, 5 * 2**0.5, order), rel=1e-9)
+    assert found > 1
+
+
 def test_distribution_of_answers():
-    counts = np.array([[60, 20, 20], [40, 35, 25], [100, 0, 0]])
-    found = accountant.answer_distribution(counts, GNMax(20))
-    for row, probabilities in zip(counts, found, strict=True):
-        assert probabilities == pytest.approx(winners(row, 20), abs=1e-5)
+    for counts, sigma in [
+        ([60, 20, 20], 20),
+        ([40, 35, 25], 20),
+        ([100, 0, 0], 20),
+        ([40, 35, 25], 1),
+        ([90, 80, *range(60)], 5),
+    ]:
+        found = accountant.answer_distribution(np.array([counts]), GNMax(sigma))[0]
+        assert found == pytest.approx(winners(np.array(counts), sigma), abs=1e-9)
+    found = accountant.answer_distribution(np.array([[40, 35]]), LNMax(0.1))[0]
+    assert found == pytest.approx([1 - 2.5 / (4 * math.exp(0.5)), 2.5 / (4 * math.exp(0.5))], abs=2e-6)
 
 
 # -- properties --------------------------------------------------------------------------------------------------------

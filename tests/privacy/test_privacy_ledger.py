@@ -17,7 +17,7 @@ from mixmatch.errors import MixMatchError
 from mixmatch.privacy import ledger as module
 from mixmatch.privacy.accountant import Accountant
 from mixmatch.privacy.ledger import Budget, Ledger, answer_queries
-from mixmatch.privacy.mechanisms import ConfidentGNMax, GNMax, InteractiveGNMax, LNMax
+from mixmatch.privacy.mechanisms import ConfidentGNMax, GNMax, InteractiveGNMax, LNMax, Outcome
 from mixmatch.privacy.votes import from_counts
 
 VOTES = from_counts(np.random.default_rng(0).multinomial(100, [0.25, 0.2, 0.2, 0.2, 0.15], size=60))
@@ -376,6 +376,30 @@ def test_a_full_disk_is_one_line_and_forgets_nothing(tmp_path, monkeypatch):
         assert (book.rdp("realised") >= spent).all()
 
 
+@pytest.mark.parametrize("fails", ["charge", "answer"])
+def test_after_a_full_disk_the_same_ledger_goes_on(tmp_path, monkeypatch, fails):
+    path = tmp_path / "l.jsonl"
+    write = Ledger._write
+    with Ledger(path, VOTES, MECHANISM) as book:
+        answer_queries(book, range(4), OPEN)
+
+        def full(self, content):
+            if content.startswith(f'{{"{fails}"'.encode()):
+                write(self, content[: len(content) // 2])
+                raise OSError(28, "No space left on device")
+            write(self, content)
+
+        monkeypatch.setattr(Ledger, "_write", full)
+        with pytest.raises(MixMatchError, match="No space left"):
+            answer_queries(book, range(8), OPEN)
+        assert book.open_charges == ([] if fails == "charge" else [4, 5, 6, 7])
+        monkeypatch.undo()
+        outcomes = answer_queries(book, range(8), OPEN).outcomes
+    assert len(lines(path)) == 1 + 8 + 8
+    with Ledger(path, VOTES, MECHANISM) as book:
+        assert book.outcomes == outcomes
+
+
 def test_what_cannot_be_asked(tmp_path):
     with Ledger(tmp_path / "l.jsonl", VOTES, MECHANISM) as book:
         for budget, rows, message in [
@@ -392,6 +416,19 @@ def test_what_cannot_be_asked(tmp_path):
                 answer_queries(book, rows, budget)
         assert not book.outcomes
     assert len(lines(tmp_path / "l.jsonl")) == 1
+
+
+def test_a_query_is_charged_once_and_answered_only_when_charged(tmp_path):
+    with Ledger(tmp_path / "l.jsonl", VOTES, MECHANISM) as book:
+        book.reserve([3])
+        with pytest.raises(MixMatchError, match="query 3 is already in"):
+            book.reserve([4, 3])
+        with pytest.raises(MixMatchError, match="query 4 is not reserved"):
+            book.settle({4: Outcome(0, "teachers")})
+        book.settle({3: Outcome(0, "teachers")})
+        with pytest.raises(MixMatchError, match="query 3 is already in"):
+            book.reserve([3])
+    assert len(lines(tmp_path / "l.jsonl")) == 3
 
 
 def test_a_ledger_that_cannot_be_written(tmp_path):

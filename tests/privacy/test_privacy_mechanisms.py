@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from scipy.stats import kstest, laplace, norm
@@ -57,6 +60,21 @@ def test_interactive_asks_where_teachers_disagree_with_the_student(student, keep
     expected = norm.sf((60 - margin) / 50)
     assert by_teachers.mean() == pytest.approx(expected, abs=sigmas(expected))
     assert set(labels[~by_teachers].tolist()) == ({1} if keeps else {-1})
+
+
+def test_a_vote_moves_the_check_by_one_at_most():
+    """Also where a probability is a rounding error away from half a vote."""
+    mechanism = InteractiveGNMax(10, 5, 5)
+    for half in (0.115, np.nextafter(0.115, 0), np.nextafter(0.115, 1), 0.285, 0.435, 0.565):
+        student = np.array([[half, 1 - half]])
+        counts = np.array([[n, 100 - n] for n in range(101)])
+        margin = mechanisms.margins(counts, np.repeat(student, 101, axis=0), mechanism)
+        assert np.abs(np.diff(margin)).max() <= 1
+        exact = [
+            max(math.floor(n - 100 * Fraction(p) + Fraction(1, 2)) for n, p in zip(row, student[0], strict=True))
+            for row in counts.tolist()
+        ]
+        assert np.abs(margin - exact).max() <= 1  # 100 p itself is rounded
 
 
 @pytest.mark.parametrize("noise", [SystemNoise(), np.random.default_rng(4)])

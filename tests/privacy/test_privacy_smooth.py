@@ -49,7 +49,7 @@ def test_local_sensitivity_of_the_check():
     ]  # fmt: skip
     assert found[:20] == pytest.approx(published, rel=1e-6, abs=1e-12)
     # The published code stops one short of v = 0, whose only neighbour is v = 1.
-    table = accountant.rdp_threshold(accountant.log_ndtr((np.arange(31) - 16) / 2), 2, 10)[:, 0]
+    table = accountant.rdp_threshold(np.arange(31) - 16, 2, 10)[:, 0]
     assert found[20] == pytest.approx(table[0] - table[1] if table[0] > table[1] else table[1] - table[0])
     assert (found[21:] == 0).all()
 
@@ -126,12 +126,45 @@ def test_no_neighbour_differs_by_more_than_the_local_sensitivity():
             assert difference <= bound[min(distance, teachers - 1)] * (1 + 1e-9) + 1e-15
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "order"),
+    [
+        (GNMax(1.0), 2.0),
+        (GNMax(0.8), 1.5),
+        (GNMax(1.5), 2.0),
+        (GNMax(2.0), 1.5),
+        (ConfidentGNMax(6, 2.5, 1.5), 2.0),
+        (ConfidentGNMax(4, 1.7, 0.8), 1.5),
+    ],
+)
+def test_what_is_released_is_as_smooth_as_its_noise(mechanism, order):
+    """Brute force over all votes of 10 teachers: the noise covers every difference and shrinks by e^-beta a vote."""
+    teachers, beta = 10, 0.4 / order
+    cells = np.array([(a, b, teachers - a - b) for a in range(teachers + 1) for b in range(teachers + 1 - a)])
+    found = [
+        smooth.sanitise(mechanism, from_counts(cell[None]), order, 1e-5, "all", parameters=(beta, 3.0))
+        for cell in cells
+    ]
+    rdp, noise = np.array([f.rdp for f in found]), np.array([f.smooth_sensitivity for f in found])
+    distance = np.abs(cells[:, None] - cells[None]).sum(axis=2) // 2
+    local = np.array([np.abs(rdp - rdp[i])[distance[i] == 1].max() for i in range(len(cells))])
+    assert local.max() > 0.01
+    assert (np.exp(-beta * distance) * local <= noise[:, None] * (1 + 1e-9) + 1e-14).all()
+    assert (noise[:, None] <= math.exp(beta) * noise[None] * (1 + 1e-9) + 1e-14)[distance == 1].all()
+
+
 def test_release_adds_noise_of_the_stated_scale():
     mechanism, votes = ConfidentGNMax(200, 150, 40), from_counts(MATRIX)
     answered = np.arange(100) % 2 == 0
     mean = smooth.sanitise(mechanism, votes, 14.0, 1e-5, answered, parameters=(0.03, 6.0))
     assert mean.sd == pytest.approx(6 * mean.smooth_sensitivity)
     assert mean.epsilon == pytest.approx(mean.rdp + smooth.gnss_cost(0.03, 6.0, 14.0) + math.log(1e5) / 13)
+
+    improved = smooth.sanitise(
+        mechanism, votes, 14.0, 1e-5, answered, parameters=(0.03, 6.0), conversion="improved"
+    ).epsilon
+    rdp = mean.rdp + smooth.gnss_cost(0.03, 6.0, 14.0)
+    assert improved == pytest.approx(rdp + math.log(13 / 14) - math.log(14e-5) / 13)
 
     class OneDeviation:
         def normal(self, loc, scale, size):

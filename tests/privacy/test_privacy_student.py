@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.io import savemat
+from typer.testing import CliRunner
 
 import mixmatch
 from mixmatch import api
+from mixmatch.cli import app
 from mixmatch.data import load
 from mixmatch.data.source import UNKNOWN, Images, Source
 from mixmatch.data.split import Split
@@ -226,6 +228,16 @@ def test_the_paper_s_setting_needs_only_the_test_images(svhn, tmp_path):
     settings = config["settings"]
     assert (settings["labels"], settings["weight_decay"], settings["method_settings"]["lambda_u"]) == (138, 0.04, 75)
     assert config["split"]["unlabeled"] == 10_000 - 138
+
+
+def test_the_summary_says_what_the_quoted_epsilons_are(svhn, tmp_path):
+    given = ["pate", "student", "--data-dir", str(svhn), "--repeats", "1", "--steps", "1", "--batch-size", "4"]
+    done = CliRunner().invoke(app, [*given, "--network", "wrn-10-1", "--device", "cpu", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    summary = json.loads((tmp_path / "mixmatch.json").read_text())
+    assert [line["epsilon"] for line in summary["quoted"]] == [0.97, 4.96]
+    assert "does not come out of the public votes" in summary["quoted_note"]
+    assert summary["quoted_note"] in done.output
 
 
 def test_missing_images_say_what_to_fetch(tmp_path, monkeypatch):

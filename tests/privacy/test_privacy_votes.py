@@ -150,6 +150,15 @@ def test_answers_by_row_or_by_query(tmp_path):
         assert found.by_teachers.tolist() == [True, False]
 
 
+def test_what_was_never_asked_was_not_refused(tmp_path):
+    votes = from_counts([[3, 0, 0], [0, 3, 0], [0, 0, 3]])
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"label": [0, -1, -1], "queries": [0, 1]}))
+    assert read_answers(path, votes, np.array([1, 0])).labels.tolist() == [-1, 0]
+    with pytest.raises(MixMatchError, match="no answer to query 2"):
+        read_answers(path, votes, np.arange(3))
+
+
 def test_a_label_the_student_kept_is_not_the_teachers(tmp_path):
     votes, rows = from_counts(COUNTS), np.arange(3)
     (tmp_path / "a.json").write_text(json.dumps({"label": [0, 1, 2], "kept": [1]}))

@@ -136,8 +136,10 @@ def analyze(
         assert order is not None
         assert beta is not None
         assert sigma_ss is not None
-        drawn = _release(chosen, read, rows, order, delta, (beta, sigma_ss), given, probabilities)
-        _print_release(drawn, read, rows, delta, chosen, "realised" if given is not None else "all", as_json)
+        drawn = _release(chosen, read, rows, order, delta, (beta, sigma_ss), given, probabilities, conversion)
+        _print_release(
+            drawn, read, rows, delta, conversion, chosen, "realised" if given is not None else "all", as_json
+        )
         return
     result = analysis.analyze(
         read,
@@ -153,7 +155,7 @@ def analyze(
     )
     record = result.record
     if smooth_sensitivity:
-        record |= _planned(chosen, read, rows, order or record["order"], delta, probabilities)
+        record |= _planned(chosen, read, rows, order or record["order"], delta, probabilities, conversion)
         record["meaning"]["epsilon_sanitised_mean"] = analysis.MEANINGS["epsilon_sanitised_mean"]
     if plot is not None:
         try:
@@ -321,6 +323,7 @@ def _release(
     parameters: tuple[float, float],
     answers: Answers | None,
     probabilities: Floats | None,
+    conversion: str,
 ) -> Release:
     from mixmatch.privacy.mechanisms import SystemNoise
     from mixmatch.privacy.smooth import sanitise
@@ -334,6 +337,7 @@ def _release(
         parameters=parameters,
         probabilities=None if probabilities is None else probabilities[rows],
         noise=SystemNoise(),
+        conversion=conversion,
     )
 
 
@@ -344,11 +348,13 @@ def _planned(
     order: float,
     delta: float,
     probabilities: Floats | None,
+    conversion: str,
 ) -> dict[str, Any]:
     from mixmatch.privacy.smooth import sanitise
 
     chances = None if probabilities is None else probabilities[rows]
-    found = sanitise(mechanism, _subset(votes, rows), order, delta, "expected", probabilities=chances)
+    subset = _subset(votes, rows)
+    found = sanitise(mechanism, subset, order, delta, "expected", probabilities=chances, conversion=conversion)
     return {
         "epsilon_sanitised_mean": found.epsilon,
         "epsilon_sanitised_deviation": found.sd,
@@ -392,6 +398,7 @@ def _print_release(
     votes: Votes,
     rows: npt.NDArray[np.int64],
     delta: float,
+    conversion: str,
     mechanism: Mechanism,
     charging: str,
     as_json: bool,
@@ -405,7 +412,7 @@ def _print_release(
         "teachers": votes.teachers,
         "queries": len(rows),
         "delta": delta,
-        "conversion": "classic",
+        "conversion": conversion,
         "charging": charging,
         "order": drawn.order,
         "beta": drawn.beta,

@@ -208,7 +208,8 @@ def student(
         data_dir=data_dir,
         strict=strict,
     )
-    summary |= {"privacy": privacy, "quoted": students.QUOTED.get(data, [])}
+    quoted = students.QUOTED.get(data, [])
+    summary |= {"privacy": privacy, "quoted": quoted} | ({"quoted_note": students.QUOTED_NOTE} if quoted else {})
     students.write_summary(out / f"{method}.json", summary)
     if as_json:
         print_json(summary)
@@ -325,8 +326,6 @@ def _taught(about: dict[str, Any]) -> str:
 
 
 def _print_students(summary: dict[str, Any], out: Path) -> None:
-    from mixmatch.privacy.student import QUOTED_NOTE
-
     screen = console()
     screen.print(_taught(summary), soft_wrap=True)
     privacy = summary["privacy"]
@@ -346,7 +345,7 @@ def _print_students(summary: dict[str, Any], out: Path) -> None:
     if privacy is not None:
         screen.print(f"note: {privacy['warning']}", soft_wrap=True)
     if summary["quoted"]:
-        screen.print(f"note: {QUOTED_NOTE}", soft_wrap=True)
+        screen.print(f"note: {summary['quoted_note']}", soft_wrap=True)
     screen.print(f"runs: {out}", soft_wrap=True, markup=False)
 
 
@@ -366,7 +365,7 @@ def _print_run(summary: dict[str, Any]) -> None:
         f"student, answers alone (supervised): {students['supervised']['accuracy']:.1f} %",
         f"note: {summary['teachers']} teachers hide one vote badly, so this privacy is weak; the paper's 250 teachers "
         "give 0.97 (expected)",
-        f"everything: {summary['out']} (teachers, shards, votes and ledger are private), picture: "
+        f"everything: {summary['out']} (all but answers and students is private), picture: "
         f"{Path(summary['out']) / 'privacy.png'}",
     ]
     console().print("\n".join(lines), soft_wrap=True, markup=False)

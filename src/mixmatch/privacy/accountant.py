@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import log_ndtr, logsumexp, ndtr, ndtri
+from scipy.special import log_ndtr, logsumexp, ndtr
 
 from mixmatch.errors import unknown
 from mixmatch.privacy.checks import PrivacyError, check_delta, positive
@@ -67,13 +67,18 @@ def log_answer_probability(counts: Counts, mechanism: Mechanism, probabilities: 
 def answer_distribution(counts: Counts, mechanism: Mechanism) -> Floats:
     """Pr[the noisy maximum is class j] for queries (N, classes): a one-dimensional integral over class j's own noise.
 
-    Pr[j] = E prod_k F(Z + (n_j - n_k) / scale), by Gauss-Legendre over the quantiles of Z.
+    Pr[j] = E prod_k F(Z + (n_j - n_k) / scale): by the trapezoid rule for Gaussian noise, where it is all but exact,
+    and by Gauss-Legendre over the quantiles of each half for Laplace noise.
     """
     laplace = isinstance(mechanism, LNMax)
     scale = answer_scale(mechanism)
-    nodes, weights = np.polynomial.legendre.leggauss(200)
-    u = (nodes + 1) / 2
-    z = -np.sign(u - 0.5) * np.log1p(-2 * np.abs(u - 0.5)) if laplace else ndtri(u)
+    if laplace:
+        nodes, half = np.polynomial.legendre.leggauss(150)
+        z, weights = np.log((nodes + 1) / 2), np.concatenate([half, half]) / 2
+        z = np.concatenate([z, -z])
+    else:
+        z = np.linspace(-10, 10, 201)
+        weights = 2 * np.exp(-(z**2) / 2)
     result = np.empty(counts.shape)
     for start in range(0, len(counts), BLOCK):
         block = counts[start : start + BLOCK] / scale
@@ -141,10 +146,13 @@ def rdp_threshold_independent(sigma: float, orders: npt.ArrayLike) -> Floats:
     return rdp_gnmax_independent(math.sqrt(2) * positive("sigma1", sigma), orders)
 
 
-def rdp_threshold(log_answered: npt.ArrayLike, sigma: float, orders: npt.ArrayLike) -> Floats:
-    """RDP of the check for queries that pass it with ln probability `log_answered`: q is the rarer of its outcomes."""
-    lp = np.asarray(log_answered, dtype=np.float64)
-    return rdp_gnmax(np.minimum(lp, log1mexp(lp)), math.sqrt(2) * positive("sigma1", sigma), orders)
+def rdp_threshold(over: npt.ArrayLike, sigma: float, orders: npt.ArrayLike) -> Floats:
+    """RDP of the check for queries that are `over` the threshold by so much: q is the rarer of its outcomes.
+
+    As a tail of its own: one minus the other outcome is 0 in floating point where q is still large enough to cost.
+    """
+    lq = log_ndtr(-np.abs(np.asarray(over, dtype=np.float64)) / positive("sigma1", sigma))
+    return rdp_gnmax(lq, math.sqrt(2) * sigma, orders)
 
 
 def rdp_lnmax_independent(gamma: float, orders: npt.ArrayLike) -> Floats:
@@ -238,8 +246,8 @@ def costs(
         independent = rdp_gnmax_independent(sigma, alpha)
         answer = rdp_gnmax(logq_gnmax(counts, sigma), sigma, alpha) if dependent else independent
         if not isinstance(mechanism, GNMax):
-            s1 = mechanism.sigma1
-            check += rdp_threshold(log_answered, s1, alpha) if dependent else rdp_threshold_independent(s1, alpha)
+            s1, over = mechanism.sigma1, margins(counts, probabilities, mechanism) - mechanism.threshold
+            check += rdp_threshold(over, s1, alpha) if dependent else rdp_threshold_independent(s1, alpha)
     return Costs(check, np.broadcast_to(answer, check.shape), np.exp(log_answered))
 
 

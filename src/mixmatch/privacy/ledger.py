@@ -229,8 +229,14 @@ class Ledger:
             ) from None
 
     def _append(self, lines: Sequence[dict[str, Any]]) -> None:
+        """All lines or none: what a full disk left of them is taken back, since nothing followed from it yet."""
+        end = self._file.seek(0, os.SEEK_END)
         with self._writing():
-            self._write("".join(json.dumps(line) + "\n" for line in lines).encode())
+            try:
+                self._write("".join(json.dumps(line) + "\n" for line in lines).encode())
+            except OSError:
+                self._file.truncate(end)
+                raise
 
     def _write(self, content: bytes) -> None:
         while content:

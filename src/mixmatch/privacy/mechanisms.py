@@ -194,7 +194,8 @@ def margins(counts: Counts, probabilities: Floats | None, mechanism: Checked) ->
     if probabilities is None:
         raise PrivacyError("interactive-gnmax needs a student's probabilities: give --baseline")
     teachers = counts.sum(axis=1, keepdims=True)
-    return np.asarray(np.floor((counts - teachers * probabilities).max(axis=1) + 0.5))
+    expected = np.ceil(teachers * probabilities - 0.5)  # rounded before votes come in, so that neighbours differ by 1
+    return np.asarray((counts - expected).max(axis=1))
 
 
 def _passes(value: float, threshold: float, sigma: float, noise: Noise) -> bool:

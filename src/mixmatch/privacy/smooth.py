@@ -18,6 +18,7 @@ from scipy.special import log_ndtr, ndtri_exp
 
 from mixmatch.privacy.accountant import (
     costs,
+    epsilons,
     log_answer_probability,
     logq_gnmax,
     rdp_gnmax,
@@ -91,9 +92,11 @@ def local_sensitivity(logq: npt.ArrayLike, sigma: float, order: float, classes: 
     """A bound on how much a neighbour's RDP can differ, for queries with ln q `logq` (Algorithm 3)."""
     lq = np.asarray(logq, dtype=np.float64)
     low, high = log_q1(sigma, order, classes), log_q0(sigma, order)
-    lq = np.where((lq >= low) & (lq <= high), low, lq)
+    flat = (lq >= low) & (lq <= high)
+    lq = np.where(flat, low, lq)
     here = rdp_below_q0(lq, sigma, order)
-    above = rdp_below_q0(log_upper(lq, sigma, classes), sigma, order)
+    # B_U(q1) is q0, where the bound may jump: not a rounding error below it.
+    above = rdp_below_q0(np.where(flat, high, log_upper(lq, sigma, classes)), sigma, order)
     below = rdp_below_q0(log_lower(lq, sigma, classes), sigma, order)
     return np.maximum(above - here, here - below)
 
@@ -142,7 +145,7 @@ def local_sensitivity_threshold(margin: float, teachers: int, threshold: float, 
 
     Unlike the published code, both ends of the table are counted.
     """
-    table = rdp_threshold(log_ndtr((np.arange(teachers + 1) - threshold) / sigma), sigma, order)[:, 0]
+    table = rdp_threshold(np.arange(teachers + 1) - threshold, sigma, order)[:, 0]
     changes = np.abs(np.diff(table))
     at = np.maximum(np.concatenate([changes, [0.0]]), np.concatenate([[0.0], changes]))
     start = int(np.clip(margin, 0, teachers))
@@ -268,8 +271,9 @@ def sanitise(
     parameters: tuple[float, float] | None = None,
     probabilities: Floats | None = None,
     noise: Noise | None = None,
+    conversion: str = "classic",
 ) -> Release:
-    """The GNSS release of the total RDP at `order`, as epsilon by the classic conversion.
+    """The GNSS release of the total RDP at `order`, as epsilon.
 
     `answered` is who was answered (a mask), "all", or "expected", the reference's figure, whose weights are themselves
     data-dependent and not covered by the analysis: for reporting only. `parameters` are (beta, sigma_ss), fixed without
@@ -291,7 +295,9 @@ def sanitise(
         )
     weights = _weights(mechanism, votes.counts, answered, probabilities)
     of = costs(mechanism, votes.counts, [order], probabilities)
-    rdp = float((of.check[:, 0] + weights * of.answer[:, 0]).sum())
+    # Not of.answer: for small sigma Theorem 6 also helps somewhat above q0, which the sensitivity does not cover.
+    answer = of.answer[:, 0] if flat else rdp_below_q0(logq_gnmax(votes.counts, sigma), sigma, order)
+    rdp = float((of.check[:, 0] + weights * answer).sum())
     local = total_local_sensitivity(mechanism, votes, order, weights, probabilities)
     if parameters is None:
         beta, sigma_ss, ss = choose_parameters(local, order)
@@ -300,7 +306,7 @@ def sanitise(
     cost = 0.0 if math.isinf(sigma_ss) else gnss_cost(beta, sigma_ss, order)
     sd = 0.0 if ss == 0 else ss * sigma_ss
     drawn = 0.0 if noise is None or sd == 0 else float(noise.normal(0.0, sd, 1)[0])
-    epsilon = rdp + drawn + cost - math.log(delta) / (order - 1)
+    epsilon = float(epsilons(np.array([rdp + drawn + cost]), np.array([order]), delta, conversion)[0])
     return Release(epsilon, sd, cost, rdp, order, beta, sigma_ss, ss)
 
 

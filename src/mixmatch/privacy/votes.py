@@ -172,7 +172,10 @@ def read_answers(path: Path, votes: Votes, rows: npt.NDArray[np.int64]) -> Answe
             raise PrivacyError(
                 f"{path}: {len(labels)} answers, but there are {votes.queries} rows of votes and {len(rows)} queries"
             )
-        kept = np.isin(rows, _kept_rows(path))
+        about = _about_answers(path)
+        kept = np.isin(rows, about.get("kept", []))
+        if isinstance(about.get("queries"), list) and len(never := rows[~np.isin(rows, about["queries"])]):
+            raise PrivacyError(f"{path}: no answer to query {never[0]}")
         labels = labels[rows] if len(labels) == votes.queries else labels
     if ((labels < REFUSED) | (labels >= votes.classes)).any():
         raise PrivacyError(f"{path}: answers must be -1 (refused) or a class 0..{votes.classes - 1}")
@@ -266,12 +269,10 @@ def read_answers_by_row(path: Path) -> dict[int, tuple[int, str]] | None:
     return _open(path, load)
 
 
-def _kept_rows(path: Path) -> list[int]:
-    """Rows whose label the student gave itself, as `pate label` writes them."""
-    if path.suffix != ".json":
-        return []
-    content = read_json(path)
-    return list(content.get("kept", [])) if isinstance(content, dict) else []
+def _about_answers(path: Path) -> dict[str, Any]:
+    """What `pate label` writes beside the labels: the rows asked, and those whose label the student gave itself."""
+    content = read_json(path) if path.suffix == ".json" else None
+    return content if isinstance(content, dict) else {}
 
 
 def _open(path: Path, load: Callable[[], T]) -> T:
