@@ -128,6 +128,8 @@ def tune(job: Job) -> tuple[str, tuple[int, ...], float, float]:
             except Exception as error:  # too many registers, too much shared memory
                 if "resource" not in str(error).lower():
                     print(f"{job.key} {tile}: {type(error).__name__}: {str(error)[:150]}", flush=True)
+    if not found:
+        raise SystemExit(f"no tile for {job.key} runs on this GPU")
     best, tile = min(found)
     return job.key, tile, best, reference
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ import torch
 from torch import Tensor, nn
 
 import mixmatch
+from mixmatch import api
 from mixmatch.data.source import Images, Source
 from mixmatch.errors import MixMatchError
+from mixmatch.settings import resolve
+from mixmatch.training import engine
 from mixmatch.training.engine import Interrupted
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunFolder
@@ -247,6 +251,62 @@ def test_a_network_by_name(tmp_path: Path) -> None:
     wrong = 100 * np.mean([name != CLASSES[label] for name, label in zip(names, source.test.labels, strict=True)])
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["last_error"] == pytest.approx(wrong)
+
+
+# ---------------------------------------------------------------- how fast
+
+
+def test_how_steps_are_taken(tmp_path: Path) -> None:
+    run, cpu, cuda = RunFolder(tmp_path), torch.device("cpu"), torch.device("cuda")
+    short, long = (resolve("digits", {"steps": steps}) for steps in (api.WORTH_COMPILING - 1, api.WORTH_COMPILING))
+    for compile in (True, False):
+        for where in (cpu, cuda):
+            assert api._speed(run, short, where, compile) == {"compile": compile, "record": compile}
+    assert api._speed(run, long, cpu, None) == {"compile": False, "record": False}
+    assert api._speed(run, short, cuda, None) == {"compile": False, "record": True}
+    assert api._speed(run, long, cuda, None) == {"compile": True, "record": True}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "expected"), [(True, None, True), (False, None, False), (True, False, False)]
+)
+def test_a_run_goes_on_as_it_was_begun(
+    first: bool, then: bool | None, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    class Noted(engine.Trainer):
+        def __init__(self, *args: Any, compile: bool, record: bool) -> None:
+            seen.append(compile)
+            super().__init__(*args)
+
+    monkeypatch.setattr(engine, "Trainer", Noted)
+    with pytest.raises(Interrupted):
+        train(tmp_path / "run", reporter=StopAt(4), compile=first)
+    train(tmp_path / "run", resume=True, compile=then)
+    assert seen == [first, expected]
+    assert RunFolder(tmp_path / "run").config()["compile"] is first
+
+
+@pytest.mark.parametrize(
+    ("device", "network", "shape", "known", "expected"),
+    [
+        ("cuda", "wrn-28-2", (3, 32, 32), False, "bf16"),
+        ("cuda", "wrn-small", (1, 8, 8), False, "bf16"),
+        ("cuda", "mlp", (64,), True, "fp32"),
+        ("cuda", "custom:Own", (64,), True, "fp32"),
+        ("cpu", "wrn-28-2", (3, 32, 32), True, "bf16"),
+        ("cpu", "wrn-28-2", (3, 32, 32), False, "fp32"),
+        ("cpu", "wrn-28-2", (3, 24, 23), True, "fp32"),
+        ("mps", "wrn-28-2", (3, 32, 32), True, "fp32"),
+    ],
+)
+def test_the_default_precision(
+    device: str, network: str, shape: tuple[int, ...], known: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: known, raising=False)
+    settings = replace(resolve("digits", {}), network=network)
+    assert api.default_precision(settings, torch.device(device), shape) == expected
 
 
 # ---------------------------------------------------------------- load and predict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
@@ -123,12 +124,27 @@ def train_together(
     """
     devices = {pick_device(job.get("device", "auto")) for job in jobs}
     cuda = sorted({device.index or 0 for device in devices if device.type == "cuda"})
-    turns = Turns(limit if limit is not None else SIDE_BY_SIDE if cuda else 1)
+    gpu = next((device for device in devices if device.type == "cuda"), None)
+    turns = Turns(limit if limit is not None else SIDE_BY_SIDE if cuda else 1, gpu)
     stop = engine.Stop()
+    own = [id(job["network"]) for job in jobs if isinstance(job.get("network"), nn.Module)]
+    if len(set(own)) < len(own):
+        raise MixMatchError("two runs cannot train the same network object: give each a copy of its own")
+    begun: dict[int, Mapping[str, Any]] = {}
+
+    def make(number: int) -> Generator[None, None, Record]:
+        job = jobs[number]
+        network = job.get("network")
+        if number in begun:  # there was too little memory for it beside others; now it goes on from its checkpoint
+            job = {**job, "resume": True}
+            if isinstance(network, nn.Module):
+                network.load_state_dict(begun[number])
+        elif turns.limit > 1:
+            begun[number] = copy.deepcopy(network.state_dict()) if isinstance(network, nn.Module) else {}
+        return _training(job, stop, turns.limit > 1)
+
     with torch.random.fork_rng(devices=cuda), stop.listening():
-        return turns.take(
-            len(jobs), lambda number: _training(jobs[number], stop, turns.limit > 1), stop, started, ended
-        )
+        return turns.take(len(jobs), make, stop, started, ended)
 
 
 def _training(job: Mapping[str, Any], stop: engine.Stop, beside: bool) -> Generator[None, None, Record]:
@@ -153,7 +169,8 @@ def _training(job: Mapping[str, Any], stop: engine.Stop, beside: bool) -> Genera
     reading["ignore"] = list(reading["ignore"] or ()) or None
     reading = {name: value for name, value in reading.items() if value is not None}
     if reading and not (isinstance(data, str) and is_own(data)):
-        raise MixMatchError(f"{' and '.join(reading)} are for your own data, not for '{name}'")
+        given = " and ".join(f"--{option.replace('_', '-')}" for option in reading)
+        raise MixMatchError(f"{given} {'is' if len(reading) == 1 else 'are'} for your own data, not for '{name}'")
     own = kind_of(data)
 
     wanted = settings_.resolve(name, settings, own)
@@ -189,7 +206,7 @@ def _training(job: Mapping[str, Any], stop: engine.Stop, beside: bool) -> Genera
     shown = (
         options["reporter"]
         if options["reporter"] is not None
-        else progress.on_stderr(f" seed {wanted.seed}" if beside else "")
+        else progress.on_stderr(f" {wanted.labels} seed {wanted.seed}" if beside else "")
     )
     if beside and speed["record"] and draws_itself(module):
         speed["record"] = False

@@ -58,7 +58,8 @@ class Classifier:
         if isinstance(x, np.ndarray):
             return x if self.encoding is None else self.encoding.apply_matrix(x)
         if self.encoding is None:
-            raise MixMatchError("the model takes arrays, not tables")
+            what = "images" if len(self.input_shape) == 3 else "arrays"
+            raise MixMatchError(f"the model takes {what}, not tables")
         return self.encoding.apply(x)
 
     def probabilities(self, inputs: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

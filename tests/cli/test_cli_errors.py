@@ -55,6 +55,8 @@ def half_done(finished: Path, tmp_path: Path) -> Path:
     ("arguments", "said"),
     [
         ("train digit", "unknown data set 'digit': did you mean 'digits'?"),
+        ("train nowhere/photos", "there is no file or folder nowhere/photos"),
+        ("train photos", "nor is there a file or folder of that name"),
         ("train cifar-10", "unknown data set 'cifar-10': did you mean 'cifar10'?"),
         ("train digits --method mixmach", "unknown method 'mixmach': did you mean 'mixmatch'?"),
         ("train digits --network wrn-smal", "unknown network 'wrn-smal': did you mean 'wrn-small'?"),

@@ -76,6 +76,42 @@ def test_train_judge_report_evaluate_resume(call, table: Path, tmp_path: Path) -
     assert "8 rows" in call("evaluate", out).out
 
 
+def test_a_resumed_run_has_a_baseline_with_its_own_budget_and_columns(call, table: Path, tmp_path: Path) -> None:
+    """What the run was begun with is not given again."""
+    out = tmp_path / "run"
+    options = ["--label-column", "species", "--ignore", "id", "--noise", "0.1", *FAST]
+    assert call("train", table, "--out", out, "--no-baseline", *options).code == 0
+    result = call("train", table, "--out", out, "--resume", "--quiet", "--device", "cpu")
+    assert result.code == 0, result.err
+    assert "with the labels alone" in result.out
+    ours, alone = (json.loads((f / "config.json").read_text())["settings"] for f in (out, out / "baseline"))
+    assert alone["method"] == "supervised"
+    apart = {"method", "method_settings"}
+    assert {k: v for k, v in alone.items() if k not in apart} == {k: v for k, v in ours.items() if k not in apart}
+
+
+def test_train_tells_what_is_left_out_before_it_begins(call, tmp_path: Path) -> None:
+    lines = [[*row[:3], "NA" if i % 9 == 8 else row[3]] for i, row in enumerate(rows(120, 0, 80))]
+    path = write(tmp_path / "pets.csv", HEADER, lines)
+    result = call("train", path, "--label-column", "species", "--out", tmp_path / "run", "--no-baseline", *FAST)
+    assert result.code == 0, result.err
+    assert "warning: the label 'NA' is taken for a class: if it means that there is no label" in result.err
+    assert "warning: column 'id' has 120 different values, too many for categories: left out" in result.err
+    again = call("train", path, "--label-column", "species", "--out", tmp_path / "run", "--no-baseline", "--resume")
+    assert (again.code, again.err) == (0, "")
+
+
+def test_labels_alone_need_no_unlabeled_rows(call, tmp_path: Path) -> None:
+    path = write(tmp_path / "pets.csv", HEADER, rows(40, 0, 40))
+    options = ["--label-column", "species", "--ignore", "id", "--out", tmp_path / "run", *FAST]
+    result = call("train", path, *options)
+    assert result.code == 2
+    assert "has no unlabeled rows" in result.err
+    assert "train with --method supervised, or add unlabeled data" in result.err
+    result = call("train", path, *options, "--method", "supervised")
+    assert (result.code, result.err) == (0, "")
+
+
 def test_predict_finds_columns_by_name(call, trained: Path, tmp_path: Path) -> None:
     new = rows(20, 1, 0)
     ordered = write(tmp_path / "ordered.csv", HEADER[:2], [row[:2] for row in new])
@@ -177,6 +213,9 @@ def test_images_in_an_array(call, tmp_path: Path) -> None:
     predicted = json.loads(call("predict", tmp_path / "run", tmp_path / "new.npy", "--json").out)
     expected = mixmatch.load(tmp_path / "run", device="cpu").predict_proba(x[:3])
     np.testing.assert_allclose([list(row["probabilities"].values()) for row in predicted], expected, atol=1e-12)
+    refused = call("predict", tmp_path / "run", write(tmp_path / "t.csv", HEADER, rows(3, 0, 3)))
+    assert refused.code == 2
+    assert "the model takes images, not tables" in refused.err
 
 
 def test_exported_features_are_standardized_by_the_graph(call, trained: Path, tmp_path: Path) -> None:
@@ -232,7 +271,7 @@ def test_data_check_tries_training(call, table: Path) -> None:
         ({"x": np.zeros((4, 2)), "y": np.array([1, 1, -1, -1])}, "one class only"),
         ({"x": np.zeros((4, 2)), "y": np.full(4, -1)}, "no labeled rows"),
         ({"x": np.full((4, 2), np.inf), "y": np.array([0, 1, -1, -1])}, "infinite"),
-        ({"x": np.zeros((4, 2)), "y": np.array([0, 1, 0, 1])}, "no unlabeled rows are left for method 'mixmatch'"),
+        ({"x": np.eye(4), "y": np.array([0, 1, 0, 1])}, "has no unlabeled rows, so there is nothing"),
         ({"x": np.zeros((4, 2))}, "no labels 'y'"),
     ],
 )

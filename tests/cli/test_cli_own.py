@@ -32,6 +32,7 @@ def test_train_judge_evaluate_predict(call, photos: Path, tmp_path: Path) -> Non
     out = tmp_path / "run"
     result = call("train", str(photos), "--out", str(out), "--json", *FAST)
     assert result.code == 0, result.err
+    assert result.err.startswith("warning: 1 image cannot be read: left out (unlabeled/damaged.png: ")
     record = json.loads(result.out)
     assert record["split"]["unlabeled"] == 80
     assert record["split"]["labeled"] + record["split"]["test"] == 80
@@ -89,4 +90,4 @@ def test_refused(call, photos: Path, tmp_path: Path, options: list[str], says: s
 def test_options_for_own_images_are_refused_for_others(call, tmp_path: Path) -> None:
     result = call("train", "digits", "--out", str(tmp_path / "run"), "--image-size", "32")
     assert result.code == 2
-    assert "image_size" in result.err
+    assert "--image-size is for your own data, not for 'digits'" in result.err

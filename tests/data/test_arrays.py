@@ -123,9 +123,10 @@ def test_missing_features(tmp_path: Path) -> None:
     first = np.array([1.0, 2, 9, 2])  # the median of 1, 2, 9 is 2
     np.testing.assert_allclose(own.features[:, 0], (first - first.mean()) / first.std(), rtol=1e-6)
     np.testing.assert_array_equal(own.features[:, 1], 0)
-    (finding,) = own.findings
-    assert finding.kind == "missing-values"
-    assert "2 missing values in 2 columns" in finding.message
+    missing, constant = own.findings
+    assert missing.kind == "missing-values"
+    assert "2 missing values in 2 columns" in missing.message
+    assert (constant.kind, constant.severity, constant.files) == ("constant-column", "info", ("1",))
 
 
 def test_unlabeled_rows_of_their_own(tmp_path: Path) -> None:
@@ -204,7 +205,8 @@ def test_no_unlabeled(tmp_path: Path) -> None:
         ({"x": FEATURES, "y": Y, "x_test": FEATURES}, "only one of 'x_test' and 'y_test'"),
         ({"x": FEATURES, "y": Y, "x_test": IMAGES, "y_test": Y}, "rows of different shapes"),
         ({"x": FEATURES[:, 0], "y": Y}, r"x of shape \(6,\)"),
-        ({"x": FEATURES[:0], "y": Y[:0]}, r"x of shape \(0, 4\)"),
+        ({"x": FEATURES[:0], "y": Y[:0]}, r"x of shape \(0, 4\), which is empty"),
+        ({"x": np.ones((6, 4)), "y": Y}, "the same values in every row"),
         ({"x": FEATURES.astype(complex), "y": Y}, "must hold real numbers"),
         ({"x": np.full((6, 4), "a"), "y": Y}, "must hold real numbers"),
         ({"x": np.where(FEATURES.max() <= FEATURES, np.inf, FEATURES), "y": Y}, "1 value of the features is infinite"),
@@ -217,6 +219,13 @@ def test_errors(arrays: dict[str, Any], why: str, tmp_path: Path) -> None:
     with pytest.raises(MixMatchError, match=why) as caught:
         read_arrays(npz(tmp_path, **arrays))
     assert "\n" not in str(caught.value)
+
+
+def test_labels_in_another_kind_of_file(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", FEATURES)
+    (tmp_path / "y.csv").write_text("label\na\nb\n")
+    with pytest.raises(MixMatchError, match=r"cannot read .*y.csv: it is damaged or no .npz or .npy file"):
+        read_arrays(tmp_path / "x.npy", labels_file=tmp_path / "y.csv")
 
 
 class Touch:

@@ -73,6 +73,11 @@ def test_check_json(folder: Path) -> None:
     assert result.stderr.count("warning: ") == 2
 
 
+def test_options_for_own_data_are_refused_for_others(tmp_path: Path) -> None:
+    result = runner.invoke(app, ["check", "digits", "--data-dir", str(tmp_path), "--label-column", "y"])
+    assert str(result.exception) == "--label-column is for your own data, not for 'digits'"
+
+
 def test_check_digits(tmp_path: Path) -> None:
     result = runner.invoke(app, ["check", "digits", "--data-dir", str(tmp_path)])
     assert result.exit_code == 0

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import unicodedata
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from sklearn.datasets import load_digits
 
 from mixmatch.data import folder as folder_module
 from mixmatch.data.folder import IMAGE_SIZES, Header, default_size, in_order, read_folder
-from mixmatch.data.images import read_image
+from mixmatch.data.images import find_images, read_image
 from mixmatch.data.own import Finding, OwnData
 from mixmatch.data.source import UNKNOWN
 from mixmatch.errors import MixMatchError
@@ -328,21 +329,52 @@ def test_symlinks(pets: Path, tmp_path: Path) -> None:
     assert set(kinds(own)["unreadable-folder"].files) == {"unlabeled/gone.png", "unlabeled/round.png"}
 
 
-def test_unreadable_folder(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     """As root, no folder is unreadable: the refusal is made up."""
     scandir = os.scandir
 
-    def refuse(path: Path) -> Any:
-        if str(path).endswith("unlabeled/x"):
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return scandir(path)
+    def refuse(folder: Path) -> None:
+        def refusing(path: Path) -> Any:
+            if Path(path) == folder:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return scandir(path)
 
-    monkeypatch.setattr(folder_module.os, "scandir", refuse)
+        monkeypatch.setattr(folder_module.os, "scandir", refusing)
+
+    return refuse
+
+
+def test_unreadable_folder(pets: Path, refuse: Callable[[Path], None]) -> None:
+    refuse(pets / "unlabeled/x")
     own = read_folder(pets)
     assert len(own) == 7
     finding = kinds(own)["unreadable-folder"]
     assert finding.files == ("unlabeled/x",)
     assert "unlabeled/x (Permission denied)" in finding.message
+
+
+def test_what_cannot_be_read_is_named_by_the_error_it_causes(pets: Path, refuse: Callable[[Path], None]) -> None:
+    refuse(pets)
+    with pytest.raises(MixMatchError, match=r"^cannot read .*: Permission denied$"):
+        read_folder(pets)
+    refuse(pets / "dog")
+    with pytest.raises(MixMatchError, match=r"one class only \('cat'\).*; cannot read dog \(Permission denied\)"):
+        read_folder(pets)
+    refuse(Path("nothing"))
+    for file in (pets / "dog").iterdir():
+        file.write_bytes(b"no image")
+    with pytest.raises(MixMatchError, match=r"one class only \('cat'\).*; \d images? cannot be read: .*dog/"):
+        read_folder(pets)
+
+
+def test_images_to_predict_in_an_unreadable_folder(pets: Path, refuse: Callable[[Path], None]) -> None:
+    files = find_images([pets])
+    refuse(pets / "dog")
+    expected = [file for file in files if file.parent != pets / "dog"]
+    assert find_images([pets]) == sorted([*expected, pets / "dog"])  # decoding it tells why not
+    with pytest.raises(MixMatchError, match=r"cannot read .*dog: Permission denied"):
+        find_images([pets / "dog"])
 
 
 def test_test_classes_that_training_lacks(pets: Path) -> None:
@@ -472,6 +504,7 @@ def test_labels_file_as_other_programs_write_it(tree: Path) -> None:
 def test_repeated_lines(tree: Path) -> None:
     own = read_folder(tree, labels_file=csv_file(tree, "file,label\n1.png,a\n2.png,b\n1.png,a\n"))
     assert kinds(own)["repeated-line"].files == ("1.png",)
+    assert "labels.csv repeats an earlier one" in kinds(own)["repeated-line"].message
     assert len(own) == 5
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -25,11 +27,17 @@ def own(per_class: list[int], unlabeled: int, test: list[int] = []) -> OwnData: 
     )
 
 
+def in_files(data: OwnData) -> OwnData:
+    """The same images as a folder gives them: files have sizes."""
+    return replace(data, sizes=np.full((len(data), 2), 4, np.int32))
+
+
 def test_test_images_judge_if_there_are_any() -> None:
     source, split, basis = to_source(own([3, 4], 20, [5, 6]), seed=1)
     assert (len(source.test), len(split.labeled), len(split.unlabeled), len(split.valid)) == (11, 7, 20, 0)
     assert split.test.tolist() == list(range(11))
-    assert "11 images under test/" in basis
+    assert "the 11 test images" in basis
+    assert "11 images under test/" in to_source(in_files(own([3, 4], 20, [5, 6])), seed=1)[2]
 
 
 def test_a_fifth_of_each_class_is_held_out_and_not_trained_on() -> None:
@@ -58,3 +66,5 @@ def test_too_few_labels_to_judge(per_class: list[int]) -> None:
     assert len(source.test) == len(split.test) == 0
     assert len(split.labeled) == sum(per_class)
     assert f"'a' has {per_class[0]}" in basis
+    assert "labeled test images" in basis
+    assert "labeled images under test/" in to_source(in_files(own(per_class, 8)), seed=1)[2]

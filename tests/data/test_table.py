@@ -148,6 +148,39 @@ def test_identifiers_are_left_out(tmp_path: Path) -> None:
     assert kinds(own).keys() == {"no-unlabeled"}
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "found"),
+    [
+        ("code", [f"P{i:03}" for i in range(30)], "free-text"),
+        ("when", [f"2024-01-{i + 1:02}" for i in range(30)], "free-text"),
+        ("", np.random.default_rng(0).permutation(40)[:30], "row-number"),  # what pandas leaves of a shuffled table
+        ("number", range(1000, 4000, 100), "row-number"),
+        ("Patient ID", np.random.default_rng(0).permutation(10_000)[:30], "row-number"),
+        ("weight", np.random.default_rng(0).permutation(10_000)[:30], None),
+        ("age", [20 + i % 25 for i in range(30)], None),
+        ("color", [f"c{i % 25}" for i in range(30)], None),
+        ("size", ["n.d." if i == 7 else i % 25 for i in range(30)], "mixed-column"),
+    ],
+)
+def test_identifiers_of_a_small_table(name: str, values: Any, found: str | None, tmp_path: Path) -> None:
+    rows = [f"{i % 5}.5,{value},{'ab'[i % 2] if i < 20 else ''}" for i, value in enumerate(values)]
+    own = read_table(write(tmp_path, "\n".join([f"x,{name},label", *rows])))
+    assert list(kinds(own)) == ([found] if found else [])
+    assert any(feature.startswith(name) for feature in own.encoding.feature_names[1:]) == (found != "free-text")
+
+
+def test_labels_that_look_like_a_quantity(tmp_path: Path) -> None:
+    rows = [f"{i % 5},{i / 7:.3f}" for i in range(30)]
+    own = read_table(write(tmp_path, "\n".join(["x,label", *rows, "1,"])))
+    assert "30 different labels in 30 labeled rows" in kinds(own)["many-classes"]
+
+
+def test_rows_of_another_table() -> None:
+    encoding = Encoding((Numeric("a", 0, 0, 1), Numeric("b", 0, 0, 1)))
+    with pytest.raises(MixMatchError, match=r"none of the 2 columns that the model was trained with \(a, b\)"):
+        encoding.apply({"c": ["1"]})
+
+
 def test_mostly_missing_is_a_warning(tmp_path: Path) -> None:
     own = read_table(write(tmp_path, "x,z,label\n1,,a\n2,,b\n3,1,\n4,,\n"))
     (finding,) = [finding for finding in own.findings if finding.kind == "missing-values"]
@@ -171,16 +204,17 @@ def test_test_rows(tmp_path: Path) -> None:
         ("label\na\nb\n", "nothing to learn from"),
         ("x,label\n1,a\n2,a\n3,\n", "one class only"),
         ("x,label\n1,\n2,\n", "has no labeled rows to train on"),
-        ("x,label\n1,a\ninf,b\n", "1 value of column 'x' is infinite"),
+        ("x,y\n1,a\n", r"has no column 'label' \(it has x, y\); name the right one with --label-column"),
+        ("x,label\n1,a\ninf,b\n", "1 value of column 'x' is infinite: correct it, or leave it out as missing"),
         ("x,label\n1,a\n1,b\n", "has no column to learn from: column 'x' is '1' in every row"),
-        ("x,label\n1,a\n1,b,c\n", "line 3 has 3 fields, but the header 2"),
+        ("x,label\n1,a\n1,b,c\n", r"line 3 has 3 fields, but the header 2: correct the line \(a value with a comma in"),
         ("x,x,label\n1,1,a\n", "several columns named 'x'"),
         ("x,label\n", "has a header but no rows"),
         ("", "is empty"),
         ("\n", "is empty"),
         ("x,label\n" + "9" * 200_000 + ",a\n", "line 2: field larger than field limit"),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_errors(text: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(MixMatchError, match=why) as caught:

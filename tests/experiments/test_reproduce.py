@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from mixmatch import api
+from mixmatch.data import SOURCES
 from mixmatch.errors import MixMatchError
-from mixmatch.experiments import records
+from mixmatch.experiments import records, reproduce
 from mixmatch.experiments.report import table_markdown
 from mixmatch.experiments.reproduce import Estimator, find_table, finished, plan, run_all, state
 from mixmatch.experiments.tables import TABLES, Row, Table, Target
@@ -286,6 +287,13 @@ def test_estimates_grow_with_the_steps_and_are_tried_once() -> None:
 def test_every_kind_of_method_can_be_tried(method: str) -> None:
     seconds = Estimator(torch.device("cpu")).seconds(resolve("digits", {"method": method, "batch_size": 4}))
     assert 0 < seconds < 3600
+
+
+def test_an_evaluation_is_scaled_from_the_images_tried_to_all_test_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reproduce, "_timed", lambda work, device: 1.0)
+    settings = resolve("digits", {"method": "supervised", "steps": 1, "batch_size": 4})
+    seconds = Estimator(torch.device("cpu")).seconds(settings)
+    assert seconds == pytest.approx(1 + SOURCES["digits"].test / 256)
 
 
 def test_larger_batches_take_longer() -> None:

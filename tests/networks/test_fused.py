@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -115,6 +116,38 @@ def test_which_networks_have_kernels() -> None:
             return 2 * super().forward(x)
 
     assert fused.shape_of(Other(10), (3, 32, 32)) is None
+
+
+def changed(part: str, value: Any) -> WideResNet:
+    network = WideResNet(10)
+    *path, name = part.split(".")
+    setattr(network.get_submodule(".".join(path)), name, value)
+    return network
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        changed("blocks.3.norm2.eps", 1e-5),
+        changed("blocks.3.norm2.momentum", 0.5),
+        changed("norm", nn.BatchNorm2d(128, eps=1e-3, momentum=0.001, affine=False)),
+        changed("blocks.0.norm1", nn.Identity()),
+        changed("head", nn.Sequential(nn.Dropout(), nn.Linear(128, 10))),
+        changed("head", nn.Linear(128, 10, bias=False)),
+    ],
+    ids=["eps", "momentum", "affine", "norm", "head", "bias"],
+)
+def test_a_network_with_another_part_has_no_kernels(network: WideResNet) -> None:
+    assert fused.shape_of(network, (3, 32, 32)) is None
+
+
+def test_values_that_32_bits_cannot_count_do_not_fit() -> None:
+    shape = fused.shape_of(WideResNet(10), (3, 96, 96))
+    assert shape is not None
+    assert fused.fits(shape, 5 * 256, 5)
+    assert 7264 * 96 * 96 * 32 < 2**31 < 7296 * 96 * 96 * 32
+    assert fused.fits(shape, 7264, 1)
+    assert not fused.fits(shape, 7296, 1)
 
 
 @pytest.mark.parametrize(("images", "groups", "fit"), [(192, 3, True), (128, 2, True), (7, 1, True), (7, 2, False)])

@@ -231,7 +231,7 @@ def test_what_a_user_can_put_right_is_one_line(
             (run / name).write_bytes(((own_run if case == "gone" else digits_run) / name).read_bytes())
     if case == "unfinished":
         (run / "result.json").unlink()
-        says = "is not finished"
+        says = f"is not finished: go on with mixmatch train digits --out {run} --resume"
     if case == "changed":
         config = json.loads((run / "config.json").read_text())
         config["split"]["hash"] = "0" * 16

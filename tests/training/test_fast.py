@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mixmatch import networks
+from mixmatch.api import averaged
 from mixmatch.data.augment import Augmentation
 from mixmatch.data.source import Images, Source
 from mixmatch.data.split import make_split
@@ -111,6 +114,11 @@ def test_networks_alike_share_what_was_compiled() -> None:
     shared = fast.compiled(recipe, network().double(), "fp32", name="a name")
     assert fast.compiled(recipe, network().double(), "fp32", name="a name") is shared
     assert fast.compiled(recipe, network().double(), "bf16", name="a name") is not shared
+    assert fast.compiled(replace(recipe, steps=10), network().double(), "fp32", name="a name") is not shared
+    wider = nn.Sequential(nn.Flatten(), nn.Linear(36, 3)).double()
+    assert fast.compiled(recipe, wider, "fp32", name="a name") is not shared
+    assert fast.compiled(recipe, network().double(), "fp32", name="another") is not shared
+    assert fast.compiled(recipe, network().double(), "fp32") is not fast.compiled(recipe, network().double(), "fp32")
     first = one_step(True, 1, shared, **given)
     with torch._dynamo.config.patch(error_on_recompile=True):
         second = one_step(True, 2, shared, **given)
@@ -118,6 +126,47 @@ def test_networks_alike_share_what_was_compiled() -> None:
         for name, value in one_step(False, seed, **given).items():
             torch.testing.assert_close(got[name], value, rtol=1e-9, atol=1e-12)
     assert not torch.equal(first["loss"], second["loss"])
+
+
+def test_runs_share_what_was_compiled_and_nothing_else() -> None:
+    """Neither an evaluation nor a second run compiles again, and no run changes another's network."""
+    data = source()
+
+    def trainer(seed: int) -> Trainer:
+        settings = resolve("tiny", {"labels": 12, "batch_size": 6, "pad": 1, "steps": 9, "method": "supervised"})
+        settings = replace(settings, seed=seed, network="wrn-10-1")
+        torch.manual_seed(seed)
+        module = networks.build("wrn-10-1", 3, (1, 6, 6))
+        return Trainer(settings, data, make_split(data, 12, seed), module, CPU, compile=True)
+
+    first = trainer(1)
+    first.advance(1)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        first.evaluate()
+        first.advance(2)
+        done = averaged(first)
+        second = trainer(2)
+        second.advance(2)
+    assert first.engine["compiled"]
+    assert second.engine["compiled"]
+    assert not done.network.training
+
+
+def test_where_compiled_code_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    monkeypatch.setenv(name, "chosen")
+    fast.keep_compiled_code()
+    assert os.environ[name] == "chosen"
+    monkeypatch.delenv(name)
+    monkeypatch.setenv("MIXMATCH_DATA", str(tmp_path / "data"))
+    fast.keep_compiled_code()
+    assert os.environ[name] == str(tmp_path / "data" / ".mixmatch-cache" / "compiled")
+    monkeypatch.delenv(name)
+    (tmp_path / "file").touch()  # a folder below it cannot be made
+    monkeypatch.setenv("MIXMATCH_DATA", str(tmp_path / "file" / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    fast.keep_compiled_code()
+    assert name not in os.environ
 
 
 def folder(path: Path) -> RunFolder:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,171 @@ def test_what_does_not_fit_beside_others_is_tried_with_fewer() -> None:
     assert (2, 3) in begun
     assert (2, 2) in begun
     assert turns.limit == 2
+
+
+def test_after_running_out_of_memory_a_run_goes_on_with_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No job says `resume`; one brings its network, which must not begin again with what it has learned."""
+
+    def network() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+
+    class Full(Quiet):
+        def __init__(self) -> None:
+            self.times = 0
+
+        def steps(self, step: int, values: Any) -> None:
+            self.times += 1
+            if self.times == 1:
+                raise torch.OutOfMemoryError
+
+    jobs = [job(tmp_path / "a", 1), job(tmp_path / "b", 2, network=network(), reporter=Full())]
+    first, second = api.train_together(jobs, 2)
+    assert isinstance(first, dict)
+    assert isinstance(second, dict), second
+    alone = mixmatch.train(**job(tmp_path / "alone", 2, network=network()))
+    assert second["curve"] == alone["curve"]
+    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("b", "alone"))
+    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+
+
+def test_a_run_alone_starts_however_little_memory_there_seems_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def free(turns: Turns) -> int:
+        nonlocal looks
+        looks += 1
+        assert looks < 1000, "it waits for ever"
+        return 100 if looks == 1 else 20  # what the first run took is not given back
+
+    monkeypatch.setattr(Turns, "_memory", free)
+
+    def make(number: int) -> Any:
+        yield
+        return {"number": number}
+
+    outcomes = Turns(2).take(6, make, Stop(), lambda number: None, lambda number, outcome: None)
+    assert len(outcomes) == 6
+
+
+def test_memory_decides_how_many_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: set[int] = set()
+    most = 0
+    monkeypatch.setattr(Turns, "_memory", lambda turns: 100 - 30 * len(alive))
+
+    def make(number: int) -> Any:
+        nonlocal most
+        alive.add(number)
+        most = max(most, len(alive))
+        for _ in range(9):
+            yield
+        alive.remove(number)
+        return {"number": number}
+
+    Turns(5).take(6, make, Stop(), lambda number: None, lambda number, outcome: None)
+    assert most == 3  # a fourth would find 10 of the 30 it needs
+
+
+def test_runs_on_the_processor_leave_a_gpu_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: Any) -> Any:
+        raise AssertionError("a look at the GPU")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", never)
+    monkeypatch.setattr(torch.cuda, "empty_cache", never)
+    records = api.train_together([job(tmp_path / "a", 1, steps=2), job(tmp_path / "b", 2, steps=2)], 2)
+    assert all(isinstance(record, dict) for record in records)
+
+
+def test_asked_to_stop_between_two_runs(tmp_path: Path) -> None:
+    """The request comes while the first run is at its end: the second must not count as done."""
+
+    class AtTheEnd(Quiet):
+        def evaluated(self, record: Any) -> None:
+            if record["step"] == 4:
+                signal.raise_signal(signal.SIGTERM)
+
+    jobs = [job(tmp_path / "a", 1, steps=4, reporter=AtTheEnd()), job(tmp_path / "b", 2, steps=4)]
+    ended: list[Any] = []
+    with pytest.raises(Interrupted) as stopped:
+        api.train_together(jobs, 1, ended=lambda number, outcome: ended.append((number, outcome["error"])))  # type: ignore[index]
+    assert stopped.value.signal == signal.SIGTERM
+    assert [number for number, _ in ended] == [0]
+    assert not (tmp_path / "b").exists()
+
+
+def test_before_there_is_anything_to_save_a_request_to_stop_has_its_usual_effect(tmp_path: Path) -> None:
+    def started(number: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        api.train_together([job(tmp_path / "a", 1)], started=started)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert not (tmp_path / "a").exists()
+
+
+def test_what_ends_all_runs_leaves_no_folder_locked(tmp_path: Path) -> None:
+    """Also while someone, as a notebook does, keeps the error."""
+    closed: list[str] = []
+
+    class Impatient(Quiet):
+        def steps(self, step: int, values: Any) -> None:
+            raise KeyboardInterrupt
+
+    class Closed(Quiet):
+        def close(self) -> None:
+            closed.append("a")
+
+    jobs = [job(tmp_path / "a", 1, reporter=Closed()), job(tmp_path / "b", 2, reporter=Impatient())]
+    with pytest.raises(KeyboardInterrupt) as kept:
+        api.train_together(jobs, 2)
+    assert closed == ["a"]
+    assert isinstance(mixmatch.train(**{**jobs[0], "resume": True, "reporter": Quiet()}), dict)
+    del kept
+
+
+def test_a_run_that_failed_gives_its_memory_back_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Any] = []
+    build = mixmatch.networks.build
+
+    def noted(*args: Any) -> nn.Module:
+        network = build(*args)
+        built.append(weakref.ref(network))
+        return network
+
+    monkeypatch.setattr(mixmatch.networks, "build", noted)
+    left: list[bool] = []
+
+    class Breaks(Quiet):
+        def steps(self, step: int, values: Any) -> None:
+            raise RuntimeError("out of luck")
+
+    jobs = [job(tmp_path / "a", 1, reporter=Breaks()), job(tmp_path / "b", 2, steps=2)]
+    gc.disable()
+    try:
+        first, second = api.train_together(jobs, 1, started=lambda number: left.append(any(ref() for ref in built)))
+    finally:
+        gc.enable()
+    assert isinstance(first, RuntimeError)
+    assert isinstance(second, dict)
+    assert left == [False, False]
+
+
+def test_two_runs_of_one_network_object_are_refused(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    with pytest.raises(MixMatchError, match="a copy of its own"):
+        api.train_together([job(tmp_path / str(seed), seed, network=network) for seed in (1, 2)], 2)
+
+
+def test_two_runs_in_one_folder(tmp_path: Path) -> None:
+    jobs = [job(tmp_path / "a", 1, resume=True), job(tmp_path / "a", 1, resume=True)]
+    first, second = api.train_together(jobs, 2)
+    assert isinstance(first, dict)
+    assert isinstance(second, MixMatchError)
+    assert "another process" in str(second)
 
 
 def test_randomness_of_its_own() -> None:

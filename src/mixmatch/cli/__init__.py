@@ -68,7 +68,8 @@ def main() -> None:
     except Interrupted as stopped:
         asks = sys.argv[1:2] in (["train"], ["pate"])
         again = "go on with --resume" if asks else "the same command goes on from there"
-        print(f"stopped at step {stopped.step:,}, which is saved: {again}", file=sys.stderr)
+        where = f"stopped at step {stopped.step:,}, which is saved" if stopped.step else "stopped"
+        print(f"{where}: {again}", file=sys.stderr)
         sys.exit(128 + stopped.signal)
     except (KeyboardInterrupt, typer.Abort):
         code = 130

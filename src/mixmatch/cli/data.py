@@ -18,7 +18,9 @@ from rich.table import Table
 from mixmatch import data
 from mixmatch.cli.options import DataDir, Device, Json, console, print_json
 from mixmatch.data.files import choose, complete, data_folder, inspect, print_warning
+from mixmatch.data.own import Own
 from mixmatch.data.source import Rows
+from mixmatch.errors import MixMatchError
 
 app = typer.Typer(
     name="data",
@@ -110,16 +112,19 @@ def check(
 
       mixmatch data check patients.csv --label-column diagnosis --no-trial
     """
+    options = {
+        "labels_file": labels_file,
+        "image_size": image_size,
+        "label_column": label_column,
+        "part_column": part_column,
+        "ignore": ignore or None,
+    }
     if name not in data.SOURCES and (Path(name).exists() or "/" in name or Path(name).suffix):
-        options = {
-            "labels_file": labels_file,
-            "image_size": image_size,
-            "label_column": label_column,
-            "part_column": part_column,
-            "ignore": ignore or None,
-        }
         _check_own(Path(name), strict, as_json, options, device if trial else None)
         return
+    data.source_info(name)
+    if given := [option for option, value in options.items() if value is not None]:
+        raise MixMatchError(f"--{given[0].replace('_', '-')} is for your own data, not for '{name}'")
     folder = data_folder(data_dir)
     source = data.load(name, folder, strict=strict, download=download, warn=print_warning)
     files = [
@@ -151,14 +156,19 @@ def check(
         screen.print(f"pixel sha256 of {title}: {part['sha256']}", soft_wrap=True)
 
 
-def _check_own(path: Path, strict: bool, as_json: bool, options: dict[str, Any], device: str | None) -> None:
-    from mixmatch.data.inspect import findings
-
-    bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+def read_with_bar(path: Path, options: dict[str, Any], shown: bool = True) -> Own:
+    """Own data, with a bar on a terminal while images are decoded."""
+    bar = Progress(console=Console(stderr=True), transient=True, disable=not (shown and sys.stderr.isatty()))
     with bar:
         task = bar.add_task("reading images", total=None)
         progress = lambda done, total: bar.update(task, completed=done, total=total)  # noqa: E731
-        own = data.read_own(path, progress=progress, **options)
+        return data.read_own(path, progress=progress, **options)
+
+
+def _check_own(path: Path, strict: bool, as_json: bool, options: dict[str, Any], device: str | None) -> None:
+    from mixmatch.data.inspect import findings
+
+    own = read_with_bar(path, options)
     found = findings(own)
     if device is not None:
         from mixmatch.training.trial import cost

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mixmatch import api
+from mixmatch.cli.data import read_with_bar
 from mixmatch.cli.options import DataDir, Json, Strict, console, parse_labels, print_json
+from mixmatch.errors import MixMatchError
 from mixmatch.experiments.gain import gain
 from mixmatch.methods import METHODS
 from mixmatch.report import write_report
-from mixmatch.settings import Settings, from_dict
+from mixmatch.settings import Settings, from_dict, resolve
 from mixmatch.training.evaluate import REPORTED
 from mixmatch.training.progress import Quiet, duration
+from mixmatch.training.run import RunFolder
 
 OWN = "Your own data"
 RUN, SETTINGS, METHOD = "Run", "Settings (default: what the paper used for this data set)", "Settings of the method"
@@ -183,6 +187,8 @@ def train(
         "ignore": ignore,
         "reporter": Quiet() if quiet else None,
     }
+    if api.is_own(data):
+        _look(data, out, given, {name: common[name] for name in own if name in common}, quiet)
     record = api.train(data, out=out, checkpoint=checkpoint, **common, **given)
     settings = from_dict(record["settings"])
     folder = out or api.default_folder(settings)
@@ -197,8 +203,7 @@ def train(
     if record["error"] is not None:
         screen.print(
             f"test error [bold]{record['last_error']:.2f} %[/bold] after {record['steps']:,} steps and "
-            f"{duration(record['seconds'])}; the number to report, the median of {_evaluations(record['median_of'])}, "
-            f"is [bold]{record['error']:.2f} %[/bold]",
+            f"{duration(record['seconds'])}{_median(record['error'], record['median_of'])}",
             soft_wrap=True,
         )
     if verdict is not None:
@@ -206,8 +211,32 @@ def train(
     screen.print(f"model: {folder / 'model.safetensors'}", soft_wrap=True)
 
 
-def _evaluations(count: int) -> str:
-    return f"the last {count} evaluations" if count == REPORTED else f"all {count} evaluations"
+def _median(error: float, count: int) -> str:
+    """The paper's number. Of a short run it is of all evaluations, the first ones too, so it is not the one to report.
+
+    >>> _median(4, 1), _median(4, 5)
+    ('', '; the median of all 5 evaluations is 4.00 %')
+    """
+    if count == 1:
+        return ""
+    if count < REPORTED:
+        return f"; the median of all {count} evaluations is {error:.2f} %"
+    return f"; the number to report, the median of the last {count} evaluations, is [bold]{error:.2f} %[/bold]"
+
+
+def _look(data: str, out: Path | None, given: dict[str, Any], reading: dict[str, Any], quiet: bool) -> None:
+    """Before a run begins, read own data with a bar (then its images are cached) and tell what was left out of it."""
+    settings = resolve(data, {name: value for name, value in given.items() if value is not None}, api.kind_of(data))
+    if settings.labels != "all" or settings.valid or RunFolder(out or api.default_folder(settings)).exists():
+        return  # refused, or told when the run began
+    own = read_with_bar(Path(data), {**reading, "ignore": reading["ignore"] or None}, shown=not quiet)
+    for finding in own.findings:
+        told = f"{finding.message}: {finding.advice}" if finding.advice else finding.message
+        if finding.kind != "no-unlabeled":
+            if finding.severity != "info":
+                print(f"warning: {told}", file=sys.stderr)
+        elif settings.build_method().unlabeled_views:
+            raise MixMatchError(told)
 
 
 def _judge(folder: Path, settings: Settings, common: dict[str, Any], given: dict[str, Any], baseline: bool) -> str:
@@ -216,9 +245,13 @@ def _judge(folder: Path, settings: Settings, common: dict[str, Any], given: dict
     judged = f"{basis[0].upper()}{basis[1:]}."
     if len(split.test) == 0 or not baseline or settings.method.startswith("supervised"):
         return judged
-    of_run = {f.name for f in dataclasses.fields(settings)}
-    alike = {name: value for name, value in given.items() if name in of_run}
-    options = {**common, "resume": True, **alike, "method": "supervised"}
+    # What a resumed run was given is not given again: then it is what differs from the defaults.
+    default = resolve(settings.data, {"method": settings.method}, api.kind_of(settings.data))
+    of_run = {f.name for f in dataclasses.fields(settings)} - {"data", "data_options", "method_settings"}
+    values = {name: getattr(settings, name) for name in of_run}
+    changed = {name: value for name, value in values.items() if value != getattr(default, name)}
+    alike = {name: value for name, value in given.items() if name in of_run and value is not None}
+    options = {**common, **settings.data_options, "resume": True, **changed, **alike, "method": "supervised"}
     api.train(settings.data, out=folder / "baseline", **options)
     device = common["device"]
     model, alone = api.load(folder, device=device), api.load(folder / "baseline", device=device)

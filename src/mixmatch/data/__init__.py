@@ -85,7 +85,11 @@ SOURCES: dict[str, SourceInfo] = {
 def source_info(name: str) -> SourceInfo:
     """What `SOURCES` tells of a name, or an error that names the nearest."""
     if name not in SOURCES:
-        raise unknown("data set", name, SOURCES)
+        if Path(name).exists():
+            raise unknown("data set", name, SOURCES)
+        if os.sep in name or Path(name).suffix:
+            raise MixMatchError(f"there is no file or folder {name}")
+        raise MixMatchError(f"{unknown('data set', name, SOURCES)}, nor is there a file or folder of that name")
     return SOURCES[name]
 
 

@@ -85,7 +85,7 @@ def read_arrays(
     x = [block.x for block in blocks]
     everything = len(numbered.rows) == len(files)
     if x[0].ndim == 2:
-        encoding, findings = _fit([block.x for block in blocks if block.part == "train"])
+        encoding, findings = _fit([block.x for block in blocks if block.part == "train"], path)
         features = np.concatenate([encoding.apply_matrix(rows) for rows in x])
         return OwnFeatures(
             **common,
@@ -142,11 +142,17 @@ def _load(path: Path) -> dict[str, Array]:
     except OSError as error:
         raise MixMatchError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        if "pickle" in str(error):
+        if "pickle" in str(error) and _starts_with(path, b"\x93NUMPY", b"PK", b"\x80"):
             reason = "it holds Python objects, which could run anything when loaded; save plain numbers or text"
         else:
             reason = "it is damaged or no .npz or .npy file"
         raise MixMatchError(f"cannot read {path}: {reason}") from None
+
+
+def _starts_with(path: Path, *marks: bytes) -> bool:
+    """Whether a file is an array, a zip file or a pickle: NumPy takes anything else for a pickle, too."""
+    with path.open("rb") as file:
+        return file.read(6).startswith(marks)
 
 
 def _pick(arrays: Mapping[str, Array], keys: Sequence[str]) -> Array | None:
@@ -183,7 +189,9 @@ def _block(key: str, x: Array, y: Array, part: Part, path: Path, classes: Sequen
 
 
 def _check_rows(key: str, x: Array, path: Path) -> None:
-    if x.ndim not in (2, 3, 4) or 0 in x.shape:
+    if 0 in x.shape:
+        raise MixMatchError(f"{path} has {key} of shape {x.shape}, which is empty")
+    if x.ndim not in (2, 3, 4):
         raise MixMatchError(f"{path} has {key} of shape {x.shape}; it must be (N, F), (N, H, W) or (N, H, W, C)")
     if not (np.issubdtype(x.dtype, np.number) or x.dtype == bool) or np.issubdtype(x.dtype, np.complexfloating):
         raise MixMatchError(f"{path} has {key} of type {x.dtype}; it must hold real numbers")
@@ -219,14 +227,28 @@ def _numbers_by_value(blocks: Sequence[Block]) -> list[str] | None:
 # -------------------------------------------------------------------------------------------------------- features
 
 
-def _fit(train: Sequence[Array]) -> tuple[Encoding, list[Finding]]:
+def _fit(train: Sequence[Array], path: Path) -> tuple[Encoding, list[Finding]]:
     """Standardize by the training rows; NaN is a missing value, infinity a mistake."""
     rows = train[0] if len(train) == 1 else np.concatenate(train)
     refuse_infinite(rows, "the features")
     names = [str(i) for i in range(rows.shape[1])]
     gaps = np.isnan(rows).sum(axis=0)
     missing = {name: int(n) for name, n in zip(names, gaps, strict=True) if n}
-    return Encoding(tuple(fit_numbers(names, rows))), missing_values(missing, len(rows))
+    findings = missing_values(missing, len(rows))
+    constant = [name for name, values in zip(names, rows.T, strict=True) if _is_constant(values)]
+    if len(constant) == len(names):
+        raise MixMatchError(f"{path} has the same values in every row: there is nothing to learn from")
+    if constant:
+        be = "is" if len(constant) == 1 else "are"
+        message = f"{count(len(constant), 'column')} of {len(names):,} {be} the same in every row ({listed(constant)})"
+        findings.append(Finding("constant-column", message, tuple(constant), "nothing to do", "info"))
+    return Encoding(tuple(fit_numbers(names, rows))), findings
+
+
+def _is_constant(values: Array) -> bool:
+    """A column that tells nothing: missing values become the median."""
+    known = values[~np.isnan(values)]
+    return len(known) == 0 or bool(known.min() == known.max())
 
 
 # ---------------------------------------------------------------------------------------------------------- images

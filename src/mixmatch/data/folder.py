@@ -136,9 +136,10 @@ def read_folder(
         loose = len(tree.entries)
         if loose:
             raise MixMatchError(f"{root} has {count(loose, 'image')}, but none in a folder of its class: {how}")
-        raise MixMatchError(f"there are no images in {root} (looked for {', '.join(SUFFIXES)}): {how}")
+        raise _explained(f"there are no images in {root} (looked for {', '.join(SUFFIXES)}): {how}", findings)
     if not any(entry.label is not None and entry.part == "train" for entry in entries):
-        raise MixMatchError(f"{root} has no labeled images to train on, only {count(len(entries), 'other')}: {how}")
+        others = count(len(entries), "other")
+        raise _explained(f"{root} has no labeled images to train on, only {others}: {how}", findings)
     entries = in_row_order(entries)
     cache = Path(cache_dir).expanduser() if cache_dir is not None else cache_folder(root)
     decoded = decode_all(root, entries, image_size, channels, cache, progress)
@@ -169,7 +170,9 @@ def scan(root: Path) -> Tree:
             with os.scandir(root / folder) as found:
                 inside = sorted(found, key=lambda item: item.name)
         except OSError as error:
-            unreadable.append((folder or str(root), error.strerror or str(error)))
+            if not folder:
+                raise MixMatchError(f"cannot read {root}: {error.strerror or error}") from None
+            unreadable.append((folder, error.strerror or str(error)))
             continue
         read.append(folder)
         for item in inside:
@@ -300,7 +303,8 @@ def label_by_csv(entries: Sequence[Entry], root: Path, table: CsvFile) -> tuple[
         )
     findings = []
     if repeated:
-        message = f"{count(len(repeated), 'line')} of {table.path} repeat an earlier one ({listed(repeated)})"
+        verb = "repeats" if len(repeated) == 1 else "repeat"
+        message = f"{count(len(repeated), 'line')} of {table.path} {verb} an earlier one ({listed(repeated)})"
         findings.append(Finding("repeated-line", message, tuple(repeated), "nothing is lost: remove them", "info"))
     unnamed = [entry for entry in entries if entry.file not in chosen]
     if unnamed:
@@ -527,14 +531,18 @@ def _digest(text: str) -> str:
 def _assemble(root: Path, entries: Sequence[Entry], decoded: Decoded, findings: Sequence[Finding], how: str) -> OwnData:
     unreadable = [(e.file, h) for e, h in zip(entries, decoded.headers, strict=True) if isinstance(h, str)]
     readable = [(e, h) for e, h in zip(entries, decoded.headers, strict=True) if isinstance(h, Header)]
-    numbered = number_labels(
-        [entry.label for entry, _ in readable],
-        [entry.part for entry, _ in readable],
-        [entry.file for entry, _ in readable],
-        root.resolve().name,
-        noun="image",
-        how=how,
-    )
+    findings = (*findings, *_unreadable(unreadable))
+    try:
+        numbered = number_labels(
+            [entry.label for entry, _ in readable],
+            [entry.part for entry, _ in readable],
+            [entry.file for entry, _ in readable],
+            root.resolve().name,
+            noun="image",
+            how=how,
+        )
+    except MixMatchError as error:
+        raise _explained(str(error), findings) from None
     rows = numbered.rows
     # A copy only where all images of a class are damaged, so that its test images are not the last.
     prefix = len(rows) == rows[-1] + 1
@@ -548,10 +556,16 @@ def _assemble(root: Path, entries: Sequence[Entry], decoded: Decoded, findings: 
         labels=numbered.labels,
         files=tuple(entry.file for entry, _ in kept),
         part=numbered.part,
-        findings=(*findings, *_unreadable(unreadable), *_lost(lost), *numbered.findings),
+        findings=(*findings, *_lost(lost), *numbered.findings),
         sizes=np.array([(header.width, header.height) for _, header in kept], np.int32),
         modes=tuple(header.mode for _, header in kept),
     )
+
+
+def _explained(message: str, findings: Iterable[Finding]) -> MixMatchError:
+    """An error that also names what could not be read: it may be the reason."""
+    kinds = ("unreadable-folder", "unreadable", "too-large")
+    return MixMatchError("; ".join([message, *(found.message for found in findings if found.kind in kinds)]))
 
 
 def _unreadable(files: Sequence[tuple[str, str]]) -> Iterator[Finding]:

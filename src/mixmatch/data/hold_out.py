@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mixmatch.data.own import Own, OwnFeatures
+from mixmatch.data.own import Own, OwnData, OwnFeatures
 from mixmatch.data.source import UNKNOWN, Source
 from mixmatch.data.split import Split
 from mixmatch.draws import generator
@@ -25,10 +25,10 @@ def to_source(own: Own, seed: int) -> tuple[Source, Split, str]:
     """
     train, test = own.train, own.test
     labeled = own.labeled
-    features = isinstance(own, OwnFeatures)
     noun = train.noun
+    under_test = isinstance(own, OwnData) and own.sizes is not None  # of an array, sizes in files are not known
     if len(test):
-        basis = f"judged by the {len(test):,} " + ("test rows" if features else "images under test/")
+        basis = f"judged by the {len(test):,} " + ("images under test/" if under_test else f"test {noun}s")
     else:
         counts = np.bincount(train.labels[labeled], minlength=len(own.classes))
         if counts.min() >= ENOUGH:
@@ -40,7 +40,7 @@ def to_source(own: Own, seed: int) -> tuple[Source, Split, str]:
             least = own.classes[int(counts.argmin())]
             basis = (
                 f"too few labels to judge: '{least}' has {counts.min()}, and it takes {ENOUGH} of each class to hold "
-                "some out; add labels, or " + ("labeled test rows" if features else "labeled images under test/")
+                "some out; add labels, or labeled " + ("images under test/" if under_test else f"test {noun}s")
             )
     encoding = own.encoding if isinstance(own, OwnFeatures) else None
     source = Source(own.name, own.classes, train, test, encoding=encoding)

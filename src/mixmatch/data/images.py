@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -41,11 +42,19 @@ class Header:
 
 
 def find_images(paths: Iterable[Path]) -> list[Path]:
-    """The image files among `paths` and in the folders among them, folders in order of name."""
+    """The image files among `paths` and in the folders among them, folders in order of name.
+
+    A folder that may not be read is among them, too, so that reading it tells why.
+    """
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+            refused: list[OSError] = []
+            walk = [Path(folder, name) for folder, _, names in os.walk(path, onerror=refused.append) for name in names]
+            inside = [p for p in walk if p.suffix.lower() in SUFFIXES and p.is_file()]
+            if not inside and refused:
+                raise MixMatchError(f"cannot read {refused[0].filename}: {refused[0].strerror}")
+            inside = sorted([*inside, *(Path(error.filename) for error in refused)])
             if not inside:
                 raise MixMatchError(f"there are no images in {path} (looked for {', '.join(SUFFIXES)})")
             found.extend(inside)

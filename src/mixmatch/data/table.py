@@ -20,7 +20,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from mixmatch.data.own import Finding, OwnFeatures, Part, count, listed, number_labels, tally
+from mixmatch.data.own import Finding, Numbered, OwnFeatures, Part, count, listed, number_labels, tally
+from mixmatch.data.source import UNKNOWN
 from mixmatch.errors import MixMatchError
 
 Matrix = npt.NDArray[np.float64]
@@ -31,6 +32,10 @@ MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "#n/a"})
 MOST_CATEGORIES = 50
 """Categories of one column that get a feature of their own; rarer ones share one."""
 
+EVERY_ROW = 10
+"""Rows from which on names that are all different are taken for identifiers, not for categories."""
+
+MARKS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 
 
@@ -50,13 +55,14 @@ class CsvFile:
     def __len__(self) -> int:
         return len(self.lines)
 
-    def column(self, name: str) -> Sequence[str]:
-        """The column of that name, or an error that names the nearest."""
+    def column(self, name: str, option: str = "") -> Sequence[str]:
+        """The column of that name, or an error that names the nearest, and the option that names another."""
         if name in self.header:
             return self.columns[self.header.index(name)]
         near = difflib.get_close_matches(name, self.header, n=1, cutoff=0.6)
         hint = f": did you mean '{near[0]}'?" if near else ""
-        raise MixMatchError(f"{self.path} has no column '{name}'{hint} (it has {listed(self.header, 8)})")
+        other = f"; name the right one with {option}" if option else ""
+        raise MixMatchError(f"{self.path} has no column '{name}'{hint} (it has {listed(self.header, 8)}){other}")
 
 
 def read_csv(path: Path) -> CsvFile:
@@ -75,7 +81,10 @@ def read_csv(path: Path) -> CsvFile:
                     continue
                 if len(row) != len(header):
                     fields = count(len(row), "field")
-                    raise MixMatchError(f"{path} line {reader.line_num} has {fields}, but the header {len(header)}")
+                    raise MixMatchError(
+                        f"{path} line {reader.line_num} has {fields}, but the header {len(header)}: correct the line "
+                        f"(a value with {MARKS[delimiter]} in it needs quotes)"
+                    )
                 lines.append(reader.line_num)
                 for column, value in zip(columns, row, strict=True):
                     column.append(_cell(value, delimiter))
@@ -120,7 +129,7 @@ def _text(value: object) -> str:
 
 
 def _delimiter(line: str) -> str:
-    return max(",;\t", key=lambda mark: len(next(csv.reader([line], delimiter=mark), [])))
+    return max(MARKS, key=lambda mark: len(next(csv.reader([line], delimiter=mark), [])))
 
 
 def _cell(value: str, delimiter: str) -> str:
@@ -194,6 +203,11 @@ class Encoding:
     def apply(self, table: Mapping[str, Values]) -> npt.NDArray[np.float32]:
         """The features (N, F) of a table, given by column name. Columns that training did not use are ignored."""
         missing = [column.name for column in self.columns if column.name not in table]
+        if len(missing) == len(self.columns) > 1:
+            raise MixMatchError(
+                f"the rows have none of the {len(missing):,} columns that the model was trained with "
+                f"({listed(missing)}): is it another table, or is the model of an array?"
+            )
         if missing:
             raise MixMatchError(f"the rows have no column '{missing[0]}', which the model was trained with")
         return np.concatenate([column.apply(table[column.name]).astype(np.float32) for column in self.columns], axis=1)
@@ -254,9 +268,9 @@ def fit_column(name: str, values: Sequence[str]) -> tuple[Numeric | Categorical 
     if all(map(_is_number, distinct)) and known:
         column = fit_numbers([name], numbers_of(values, name)[:, None])[0]
         return column, _row_number(name, values)
-    if len(distinct) > max(MOST_CATEGORIES, len(known) / 2):
+    if len(distinct) > max(MOST_CATEGORIES, len(known) / 2) or len(distinct) == len(known) >= EVERY_ROW:
         return None, _free_text(name, distinct)
-    return fit_categories(name, values), None
+    return fit_categories(name, values), _almost_numbers(name, distinct)
 
 
 def fit_numbers(names: Sequence[str], x: npt.NDArray[Any]) -> list[Numeric]:
@@ -300,7 +314,10 @@ def missing_values(missing: Mapping[str, int], rows: int) -> list[Finding]:
 def refuse_infinite(x: npt.NDArray[Any], what: str) -> None:
     """Infinity is not a missing value but a mistake, such as a division by zero."""
     if infinite := int(np.isinf(x).sum()):
-        raise MixMatchError(f"{count(infinite, 'value')} of {what} {'is' if infinite == 1 else 'are'} infinite")
+        be, them = ("is", "it") if infinite == 1 else ("are", "them")
+        raise MixMatchError(
+            f"{count(infinite, 'value')} of {what} {be} infinite: correct {them}, or leave {them} out as missing"
+        )
 
 
 def is_missing(value: str) -> bool:
@@ -339,21 +356,34 @@ def _category(value: str) -> str:
 
 
 def _row_number(name: str, values: Sequence[str]) -> Finding | None:
-    """Sorted by class, as tables often are, the number of a row gives its class away."""
+    """Sorted by class, as tables often are, the number of a row gives its class away, also once they are shuffled."""
     numbers = numbers_of(values, name)
-    if len(numbers) < 20 or not (np.diff(numbers) == 1).all():
+    if len(numbers) < 20 or not (numbers == np.rint(numbers)).all() or len(np.unique(numbers)) < len(numbers):
         return None
-    message = f"column '{name}' counts the rows: a network may learn it instead of the data"
-    return Finding("row-number", message, (name,), "leave the column out")
+    steps = np.diff(numbers)
+    named = re.search(r"(^|[\W_])id$", name, re.IGNORECASE)
+    if not (named or (steps > 0).all() or np.ptp(numbers) < 2 * len(numbers)):
+        return None
+    what = "counts the rows" if (steps == 1).all() else "has another whole number in every row, as identifiers do"
+    message = f"column '{name}' {what}: a network may learn it instead of the data"
+    return Finding("row-number", message, (name,), f"leave the column out (--ignore '{name}')")
+
+
+def _almost_numbers(name: str, distinct: Counter[str], outcome: str = "taken for names") -> Finding | None:
+    """A column of numbers but for a few values, such as "n.d."."""
+    strange = [value for value in distinct if not _is_number(value)]
+    if len(strange) >= len(distinct) / 10:
+        return None
+    message = f"column '{name}' holds numbers, but also {listed(map(repr, strange))}: {outcome}"
+    return Finding("mixed-column", message, (name,), "correct these values, or leave them empty")
 
 
 def _free_text(name: str, distinct: Counter[str]) -> Finding:
-    strange = [value for value in distinct if not _is_number(value)]
-    if len(strange) < len(distinct) / 10:
-        message = f"column '{name}' holds numbers, but also {listed(map(repr, strange))}: left out"
-        return Finding("mixed-column", message, (name,), "correct these values, or leave them empty")
+    if almost := _almost_numbers(name, distinct, "left out"):
+        return almost
     message = f"column '{name}' has {len(distinct):,} different values, too many for categories: left out"
-    return Finding("free-text", message, (name,), "if it is text, use its embedding; if an identifier, nothing to do")
+    advice = "if it is text, use its embedding; if a date, a number such as days; if an identifier, nothing to do"
+    return Finding("free-text", message, (name,), advice)
 
 
 # -------------------------------------------------------------------------------------------------------- the table
@@ -382,7 +412,7 @@ def read_table(
         ignore: columns that are no features.
     """
     table = read_rows(path)
-    labels = _labels(table.column(label_column))
+    labels = _labels(table.column(label_column, "--label-column"))
     part = _parts(table, part_column)
     for name in ignore:
         table.column(name)  # a name that is not there is a mistake
@@ -411,7 +441,7 @@ def read_table(
         labels=numbered.labels,
         files=tuple(names[row] for row in numbered.rows),
         part=numbered.part,
-        findings=(*findings, *_odd_labels(numbered.classes), *numbered.findings),
+        findings=(*findings, *_odd_labels(numbered, label_column), *numbered.findings),
         encoding=encoding,
     )
 
@@ -440,9 +470,15 @@ def _parts(table: CsvFile, part_column: str | None) -> list[Part]:
     return cast("list[Part]", [value or "train" for value in values])
 
 
-def _odd_labels(classes: Sequence[str]) -> list[Finding]:
+def _odd_labels(numbered: Numbered, column: str) -> list[Finding]:
+    findings, classes = [], numbered.classes
     odd = [label for label in classes if is_missing(label) or label.casefold() in ("-1", "unlabeled", "unlabelled")]
-    if not odd:
-        return []
-    message = f"the label '{odd[0]}' is taken for a class"
-    return [Finding("class-name", message, (), "if it means that there is no label, leave the cell empty")]
+    if odd:
+        message = f"the label '{odd[0]}' is taken for a class"
+        findings.append(Finding("class-name", message, (), "if it means that there is no label, leave the cell empty"))
+    labeled = int((numbered.labels != UNKNOWN).sum())
+    if len(classes) > max(10, labeled / 2):
+        message = f"column '{column}' has {len(classes):,} different labels in {count(labeled, 'labeled row')}"
+        advice = "if they are no classes, name another column (--label-column), or group them, such as in low and high"
+        findings.append(Finding("many-classes", message, (), advice))
+    return findings

@@ -189,9 +189,9 @@ class Estimator:
         network = networks.build(settings.network, info.classes, source.input_shape)
         split, on_cuda = make_split(source, info.classes, seed=1), self.device.type == "cuda"
         trainer = Trainer(small, source, split, network, self.device, record=on_cuda)
-        count = 32 if on_cuda else 1  # recorded steps follow each other closely
-        trainer.advance(count)
-        best = min(_timed(lambda: trainer.advance(trainer.step + count), self.device) for _ in range(2)) / count
+        steps = 32 if on_cuda else 1  # recorded steps follow each other closely
+        trainer.advance(steps)
+        best = min(_timed(lambda: trainer.advance(trainer.step + steps), self.device) for _ in range(2)) / steps
         evaluation = _timed(lambda: trainer.evaluate(), self.device) * info.test / count
         return best * settings.batch_size / batch, evaluation
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixmatch.networks.wide_resnet import SLOPE, Block, WideResNet
 
@@ -72,6 +73,13 @@ def shape_of(network: nn.Module, image: Sequence[int]) -> Shape | None:
     if type(network) is not WideResNet or len(image) != 3 or image[1] != image[2]:
         return None
     blocks, size = [], image[1]
+    norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
+    momentum = norms[-1].momentum if norms else None
+    alike = {(norm.eps, norm.momentum, norm.affine, norm.track_running_stats) for norm in norms}
+    if len(norms) != 2 * len(network.blocks) + 1 or momentum is None or alike != {(EPS, momentum, True, True)}:
+        return None  # someone has put other parts in
+    if type(network.head) is not nn.Linear or network.head.bias is None:
+        return None
     for block in network.blocks:
         assert isinstance(block, Block)
         stride = block.conv1.stride[0]
@@ -101,9 +109,11 @@ def available() -> bool:
 
 
 def fits(shape: Shape, images: int, groups: int) -> bool:
-    """Whether groups of images divide into tiles."""
+    """Whether groups of images divide into tiles, and 32 bits can count their values."""
     smallest = shape.blocks[-1].size // shape.blocks[-1].stride
-    return images % groups == 0 and (images // groups) * smallest**2 % 16 == 0
+    largest = max(b.size**2 * max(b.in_channels, b.channels // b.stride**2) for b in shape.blocks)
+    tiles = images % groups == 0 and (images // groups) * smallest**2 % 16 == 0
+    return tiles and images * max(largest, shape.size**2 * shape.in_channels) < 2**31
 
 
 def problem(network: nn.Module, shape: Shape, images: int, device: torch.device) -> Exception | None:

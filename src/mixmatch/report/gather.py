@@ -106,7 +106,8 @@ def gather(path: Path, data_dir: Path | None = None, device: str = "auto") -> Re
     run = RunFolder(path)
     config, record = run.config(), run.result()
     if record is None:
-        raise MixMatchError(f"{path} is not finished: go on with mixmatch train --out {path} --resume, then report")
+        again = f"mixmatch train {config['settings']['data']} --out {path} --resume"
+        raise MixMatchError(f"{path} is not finished: go on with {again}, then report")
     settings = from_dict(config["settings"])
     if settings.data.removesuffix("-test") not in SOURCES and not Path(settings.data).exists():
         raise MixMatchError(f"the data of this run is not at {settings.data}: run it from where it was trained")

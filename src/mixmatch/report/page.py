@@ -196,8 +196,11 @@ def _errors(report: Report) -> str:
         return ""
     record = report.record
     told = ", ".join(f"{s.name} ends at {s.value}" for s in series)
-    paper = ", the number the paper reports," if record["median_of"] == REPORTED else ""
-    median = f"The median of the last {record['median_of']} evaluations{paper} is {record['error']:.2f} %."
+    if record["median_of"] == REPORTED:
+        of = f"the last {REPORTED} evaluations, the number the paper reports,"
+    else:
+        of = f"all {record['median_of']} evaluations"
+    median = f"The median of {of} is {record['error']:.2f} %." if record["median_of"] > 1 else ""
     chart = svg.line_chart(series, f"Test error over steps: {told}", height=270, unit="%")
     return _section("Test error over steps", f"<figure>{chart}</figure>", note=median)
 
@@ -361,6 +364,10 @@ def _worth(report: Report, unlabeled: Unlabeled) -> str:
     return _section(title, _list(items), note=note, wide=True)
 
 
+def _plain(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def _settings(report: Report) -> str:
     record = report.record
     settings = dict(record["settings"])
@@ -377,9 +384,9 @@ def _settings(report: Report) -> str:
         *record["versions"].items(),
     ]
     body = "".join(
-        f'<tr><th scope="row">{escape(str(name).replace("_", " "))}</th><td>{escape(str(value))}</td></tr>'
+        f'<tr><th scope="row">{escape(str(name).replace("_", " "))}</th><td>{escape(_plain(value))}</td></tr>'
         for name, value in rows
-        if value is not None
+        if value not in (None, "")
     )
     return (
         '<section class="wide"><details><summary>Settings and hardware</summary><div class="scroll">'

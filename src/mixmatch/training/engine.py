@@ -64,8 +64,8 @@ class Trainer:
         method = settings.build_method()
         if method.unlabeled_views and len(split.unlabeled) == 0:
             raise MixMatchError(
-                f"no unlabeled {source.noun}s are left for method '{settings.method}': ask for fewer labels or use "
-                "--method supervised"
+                f"no unlabeled {source.noun}s are left for method '{settings.method}': label fewer, add unlabeled "
+                "ones, or use --method supervised"
             )
         augment = augmentation(source, pad=settings.pad, flip=settings.flip, noise=settings.noise, mask=settings.mask)
         self.recipe = Recipe(method, augment, len(source.classes), settings.steps)
@@ -89,6 +89,7 @@ class Trainer:
         self._first_bad = torch.tensor(-1, device=device)
         self._exact = torch.float32 if device.type == "mps" else torch.float64  # which MPS does not have
         self._compiled: Loss | None = None
+        self._settled = False
         self.setup_seconds = 0.0
         """How long it took until steps went at full speed."""
         if compile:
@@ -136,10 +137,14 @@ class Trainer:
             network = self.model.network
             tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
             try:
-                return self._compiled(tensors, self.model.ema, labels, x, u, draws)
+                outcome = self._compiled(tensors, self.model.ema, labels, x, u, draws)
+                self._settled = True
+                return outcome
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # whatever the compiler cannot do, plain PyTorch can
+                if self._settled:  # it has done it before
+                    raise
                 self._compiled = None
                 self.note(f"the step cannot be compiled ({reason(error)}): training goes on without, more slowly")
         return self.recipe.loss(self.model, labels, x, u, draws)
@@ -252,7 +257,8 @@ class Trainer:
 
     def metrics(self) -> dict[str, float]:
         """The metrics averaged since `clear_metrics`. Waits for the device."""
-        return {name: value.item() for name, value in self.device_metrics().items()}
+        with self.in_stream():
+            return {name: value.item() for name, value in self.device_metrics().items()}
 
     def device_metrics(self) -> dict[str, Tensor]:
         """The same, still on the device."""
@@ -266,11 +272,12 @@ class Trainer:
     def check_finite(self) -> None:
         """Refuse to go on after a loss that was not a number, or with weights that are not and make the next loss so:
         what comes after is worthless. Waits for the device."""
-        step = int(self._first_bad.item())
-        if step >= 0:
-            raise NotFinite(step)
-        if not torch.stack([p.isfinite().all() for p in self.model.network.parameters()]).all():
-            raise NotFinite(self.step)
+        with self.in_stream():
+            step = int(self._first_bad.item())
+            if step >= 0:
+                raise NotFinite(step)
+            if not torch.stack([p.isfinite().all() for p in self.model.network.parameters()]).all():
+                raise NotFinite(self.step)
 
     def evaluate(self, between: Callable[[], None] = lambda: None) -> tuple[Evaluation | None, Evaluation | None]:
         """The averaged model on the test images and on the validation images, None where there are none."""
@@ -301,6 +308,7 @@ class Trainer:
 
     def restore(self, saved: Checkpoint) -> None:
         """Go back to where a checkpoint was taken."""
+        self.wait()
         network = self.model.network
         if _shapes(saved.weights) != _shapes(network.state_dict()) or _shapes(saved.ema) != _shapes(self.model.ema):
             raise MixMatchError("the checkpoint is of another network than this run's settings name")
@@ -314,6 +322,7 @@ class Trainer:
             for name, value in saved.state["sums"].items()
         }
         self._summed = saved.state["summed"]
+        self._first_bad.fill_(-1)
         if self._recorded is not None:  # it writes to what was replaced here
             self._recorded = Recorded(self, CHUNK)
         if self.stream is not None:
@@ -341,6 +350,8 @@ class Stop:
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.runs = 0
+        """How many runs are under way. While there is none, a request to stop has its usual effect, at once."""
 
     def __call__(self) -> bool:
         return self.signal is not None
@@ -357,8 +368,14 @@ class Stop:
             return
 
         def note(number: int, frame: FrameType | None) -> None:
-            self.signal = number
-            signal.signal(number, before[number])
+            if self.runs:
+                self.signal = number
+                signal.signal(number, before[number])
+            elif callable(before[number]):
+                before[number](number, frame)
+            else:
+                signal.signal(number, before[number])
+                signal.raise_signal(number)
 
         before: dict[int, Any] = {}
         for number in (int(signal.SIGINT), int(signal.SIGTERM)):
@@ -382,9 +399,10 @@ class Readings:
         """Send the current averages on their way; return the newest that have arrived."""
         averages = trainer.device_metrics()
         if averages:
-            values = torch.stack(list(averages.values())).to("cpu", non_blocking=True)
+            on_cuda = trainer.device.type == "cuda"  # elsewhere nothing tells when the values have arrived
+            values = torch.stack(list(averages.values())).to("cpu", non_blocking=on_cuda)
             event = None
-            if trainer.device.type == "cuda":
+            if on_cuda:
                 event = torch.cuda.current_stream(trainer.device).record_event()
             self._sent.append((list(averages), values, event))
         while self._sent and (self._sent[0][2] is None or self._sent[0][2].query()):
@@ -471,6 +489,7 @@ def fitting(
         return min(settings.steps, trainer.step + CHUNK, *following)
 
     readings = Readings()
+    stop.runs += 1
     try:
         reporter.start(f"{settings.data} {settings.method}", trainer.step, settings.steps)
         trainer.tell(reporter.note)
@@ -518,6 +537,9 @@ def fitting(
             f"cannot write to {run.path} ({error.strerror or error}): {kept}; make room, then go on with --resume"
         ) from None
     finally:
+        stop.runs -= 1
+        with contextlib.suppress(RuntimeError):  # after an error the device may still use what is free from here on
+            trainer.wait()
         reporter.close()
 
 

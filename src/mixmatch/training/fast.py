@@ -7,6 +7,8 @@ reads them there, and replays it: a replay starts hundreds of kernels with one c
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -87,6 +89,8 @@ def compiled(
     if name is not None and key in _known:
         return _known[key]
     keep_compiled_code()
+    # A network of its own: compiled code switches it between training and evaluation, and goes by which it finds.
+    network = copy.deepcopy(network) if name is not None else network
 
     def loss(
         tensors: Tensors, ema: Tensors, labels: Tensor, x: Tensor, u: Tensor | None, draws: Tensors
@@ -102,8 +106,15 @@ def compiled(
 
 
 def keep_compiled_code() -> None:
-    """Keep what is compiled for the next start, beside the data sets, unless a place is chosen already."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder(data_folder()) / "compiled"))
+    """Keep what is compiled for the next start, beside the data sets, unless a place is chosen already or none of ours
+    can be written to: then the compiler has one of its own."""
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+        return
+    folder = cache_folder(data_folder()) / "compiled"
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
 
 # ---------------------------------------------------------------- recorded

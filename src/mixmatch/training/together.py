@@ -7,6 +7,7 @@ run's kernels leave a part of the GPU idle, another's fill it.
 from __future__ import annotations
 
 import gc
+import traceback
 from collections import deque
 from collections.abc import Callable, Generator
 
@@ -24,10 +25,11 @@ Outcome = Record | Exception
 
 
 class Turns:
-    """Lets at most `limit` runs take turns until all are done."""
+    """Lets at most `limit` runs take turns until all are done. `gpu` is the one they share, if it is one."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, gpu: torch.device | None = None) -> None:
         self.limit = max(1, limit)
+        self._gpu = gpu
         self._needed = 0
 
     def take(
@@ -51,47 +53,56 @@ class Turns:
             else:
                 outcomes[number] = outcome
                 ended(number, outcome)
-            if self.limit > 1:
-                _free()
+            if active or waiting:
+                self._free(outcome)
 
-        while active or (waiting and not stop()):
-            if waiting and not stop() and len(active) < self.limit and self._room():
-                number = waiting.popleft()
-                started(number)
-                active[number] = make(number)
-            for number, run in list(active.items()):
-                before = _memory()
-                try:
-                    next(run)
-                except StopIteration as last:
-                    end(number, last.value)
-                except Interrupted as error:
-                    interrupted = error
-                    del active[number]
-                except Exception as error:
-                    end(number, error)
-                self._needed = max(self._needed, before - _memory())
+        try:
+            while active or (waiting and not stop()):
+                if waiting and not stop() and len(active) < self.limit and (not active or self._room()):
+                    number = waiting.popleft()
+                    started(number)
+                    active[number] = make(number)
+                for number, run in list(active.items()):
+                    before = self._memory()
+                    try:
+                        next(run)
+                    except StopIteration as last:
+                        end(number, last.value)
+                    except Interrupted as error:
+                        interrupted = error
+                        del active[number]
+                    except Exception as error:
+                        end(number, error)
+                    self._needed = max(self._needed, before - self._memory())
+        finally:  # left over where an error is not a run's own, such as a second Ctrl-C: let go of their folders
+            for run in active.values():
+                run.close()
         if interrupted is not None:
             raise interrupted
+        if waiting:  # asked to stop between two runs
+            assert stop.signal is not None
+            raise Interrupted(stop.signal, 0)
         return [outcomes[number] for number in range(count)]
 
     def _room(self) -> bool:
         """Whether there is memory for one more run like those before."""
-        return self._needed == 0 or _memory() > 1.25 * self._needed
+        return self._needed == 0 or self._memory() > 1.25 * self._needed
+
+    def _memory(self) -> int:
+        """Bytes of the GPU that are free, or a lot where there is none."""
+        return 2**60 if self._gpu is None else torch.cuda.mem_get_info(self._gpu)[0]
+
+    def _free(self, outcome: Outcome) -> None:
+        """Give the memory of a run that ended back; an error holds on to it by its traceback."""
+        error: BaseException | None = outcome if isinstance(outcome, Exception) else None
+        while error is not None:
+            traceback.clear_frames(error.__traceback__)
+            error = error.__cause__ or error.__context__
+        gc.collect()
+        if self._gpu is not None:
+            torch.cuda.empty_cache()
 
 
 def draws_itself(network: nn.Module) -> bool:
     """Whether a network has randomness of its own, as far as one can tell from its layers."""
     return any("drop" in type(module).__name__.lower() for module in network.modules())
-
-
-def _memory() -> int:
-    """Bytes of the GPU that are free, or a lot where there is none."""
-    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 2**60
-
-
-def _free() -> None:
-    """Give the memory of a run that ended back."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
