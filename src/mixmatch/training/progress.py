@@ -121,8 +121,8 @@ class Bars(Progress):
                 self.remove_task(task)
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        yield self.make_tasks_table(self.tasks)
         for task in self.tasks:
+            yield self.make_tasks_table([task])
             values = Text.from_markup(task.fields["values"], overflow="ellipsis")
             values.no_wrap = True
             yield values
