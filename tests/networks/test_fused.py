@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -168,3 +169,44 @@ def test_tiles_fit_any_number_of_rows() -> None:
                 taps, bm, bn, parts, *_ = fused.gradient_tiles(rows, 3, channels, out)
                 assert 3 % taps == 0 == rows % (bm * parts) == out % bn
             assert channels == 3 or rows % fused.point_rows(rows, channels) == 0
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(("backward", "stride"), [(False, 1), (True, 1), (True, 2)])
+def test_convolutions_compile_for_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capability: int, backward: bool, stride: int
+) -> None:
+    """What the interpreter lets pass the compiler may not. No GPU is needed to compile for one."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from mixmatch.networks import kernels
+
+    wanted = {
+        "IN_C": 64,
+        "OUT_C": 32,
+        "SIZE": 3,
+        "STRIDE": stride,
+        "PAD": int(stride == 1),
+        "BM": 64,
+        "BN": 32,
+        "BK": 64,
+    }
+    wanted |= {"BACKWARD": backward, "BIAS": not backward, "RESIDUAL": True, "SUMS": True}
+    wanted |= {"EPS": 1e-3, "SLOPE": 0.1, "PRECISION": "tf32"}
+    arguments = kernels.convolve.arg_names
+    low, high = (
+        dict.fromkeys(("x", "w", "residual", "y", "raw"), "*bf16"),
+        ("bias", "sums", "raw_sums", "gamma", "beta"),
+    )
+    kinds = {**low, **dict.fromkeys(high, "*fp32"), **dict.fromkeys(wanted, "constexpr")}
+    source = ASTSource(
+        fn=kernels.convolve,
+        signature={name: kinds.get(name, "i32") for name in arguments},
+        constexprs={(arguments.index(name),): value for name, value in wanted.items()},
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+    assert "mma" in compiled.asm["ptx"]  # it uses the tensor cores
