@@ -138,7 +138,7 @@ def student(
     batch_size: BatchSize = None,
     eval_every: Annotated[int | None, typer.Option(help="Steps between evaluations.")] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32 or bf16 (default: bf16 on CUDA, else fp32).")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32 or bf16 (default: bf16 where it pays).")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the runs, METHOD-seedN each.")] = Path("runs/pate-student"),
     results: Annotated[Path | None, typer.Option(help="Also keep the records here, for mixmatch results.")] = None,
     votes: Annotated[Path | None, typer.Option(help="The votes, to tell what the answers cost.")] = None,

@@ -52,6 +52,12 @@ class Shape:
         channels = [c for block in self.blocks for c in (block.in_channels, block.channels)]
         return [*channels, self.blocks[-1].channels]
 
+    @property
+    def norm_sizes(self) -> list[int]:
+        """Pixels on a side of what each of them gets."""
+        sizes = [size for block in self.blocks for size in (block.size, block.size // block.stride)]
+        return [*sizes, sizes[-1]]
+
     def encoded(self) -> list[int]:
         flat = [self.in_channels, self.size]
         for b in self.blocks:
@@ -172,15 +178,12 @@ def packed(weights: list[Tensor]) -> Tensor:
 @torch.no_grad()
 def _update_running(network: nn.Module, shape: Shape, tensors: Mapping[str, Tensor], sums: Tensor, images: int) -> None:
     """Move the running statistics towards those of the first batch, as `nn.BatchNorm2d` does."""
-    sizes = [b.size for b in shape.blocks for _ in range(2)]  # of what norm1 gets; norm2's follows
-    sizes = [s // b.stride if i % 2 else s for i, (s, b) in enumerate(zip(sizes, _twice(shape.blocks), strict=True))]
-    sizes.append(shape.blocks[-1].size // shape.blocks[-1].stride)
     prefixes = [f"blocks.{i}.norm{j}" for i in range(len(shape.blocks)) for j in (1, 2)] + ["norm"]
     assert isinstance(network, WideResNet)
     momentum = network.norm.momentum
     assert momentum is not None
     means, variances = [], []
-    for size, part in zip(sizes, torch.split(sums[0], shape.norms, dim=1), strict=True):
+    for size, part in zip(shape.norm_sizes, torch.split(sums[0], shape.norms, dim=1), strict=True):
         rows = images * size * size
         mean = part[0] / rows
         means.append(mean)
@@ -188,10 +191,6 @@ def _update_running(network: nn.Module, shape: Shape, tensors: Mapping[str, Tens
     torch._foreach_lerp_([tensors[f"{prefix}.running_mean"] for prefix in prefixes], means, momentum)
     torch._foreach_lerp_([tensors[f"{prefix}.running_var"] for prefix in prefixes], variances, momentum)
     torch._foreach_add_([tensors[f"{prefix}.num_batches_tracked"] for prefix in prefixes], 1)
-
-
-def _twice(blocks: Sequence[BlockShape]) -> list[BlockShape]:
-    return [block for block in blocks for _ in range(2)]
 
 
 # ---------------------------------------------------------------- as one operator of PyTorch
