@@ -15,7 +15,6 @@ import fcntl
 import json
 import multiprocessing
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,51 +33,57 @@ class Job(NamedTuple):
     in_channels: int
     out_channels: int
     stride: int
-    seconds: float
+    span: int
+    tiles: tuple[tuple[int, ...], ...]
     lock: str
 
     @property
     def key(self) -> str:
         """As in the table: channels in and out are those of the computation, so backwards they change places."""
-        channels = (self.in_channels, self.out_channels)
-        first, second = reversed(channels) if self.kind == "backward" else channels
-        return f"{self.kind} 3 {first} {second}"
+        if self.kind == "weights":
+            return f"weights 3 {self.in_channels} {self.out_channels}"
+        into, out = computed(self.kind, self.in_channels, self.out_channels)
+        return f"{self.kind} 3 {into} {out} {self.span}"
 
 
-def candidates(job: Job) -> Iterator[tuple[int, ...]]:
+def computed(kind: str, in_channels: int, out_channels: int) -> tuple[int, int]:
+    return (out_channels, in_channels) if kind == "backward" else (in_channels, out_channels)
+
+
+def candidates(kind: str, in_channels: int, out_channels: int, span: int) -> Iterator[tuple[int, ...]]:
     def upto(limit: int, *values: int) -> list[int]:
         return sorted({min(limit, value) for value in values})
 
     def power(value: int) -> int:
         return max(16, 1 << (value - 1).bit_length())
 
-    if job.kind == "weights":
+    if kind == "weights":
         for taps in (1, 3):
-            columns = power(taps * job.in_channels)
-            for bn in upto(job.out_channels, 32, 64, 128):
+            columns = power(taps * in_channels)
+            for bn in upto(out_channels, 32, 64, 128):
                 for warps in (4, 8):
                     if columns * bn > 256 * 64 or (warps == 8 and columns * bn < 4096):
                         continue
-                    for programs in (264, 528, 132):
-                        for bm in (64, 128, 32):
-                            for stages in (2, 3):
+                    for bm in (64, 128, 32):
+                        for stages in (3, 2):
+                            for programs in (264, 528, 132):
                                 yield taps, bm, bn, programs, warps, stages
         return
-    into, out = job.in_channels, job.out_channels
-    if job.kind == "backward":
-        into, out = out, into
+    into, out = computed(kind, in_channels, out_channels)
+    if span > 1:
+        into, out = into * (span + 2), out * span
     for bm in (128, 256, 64):
         for bn in upto(out, 32, 64, 128):
             for bk in upto(power(into), 32, 64, 128):
                 for warps in (4, 8):
                     if bm * bn > 128 * 128 or (warps == 8 and bm * bn < 8192):
                         continue
-                    for stages in (3, 2, 4):
+                    for stages in (3, 2, 4, 1):
                         yield bm, bn, bk, warps, stages
 
 
-def tune(job: Job) -> tuple[str, tuple[int, ...], float, float]:
-    """The best tile for a job, its microseconds, and cuDNN's."""
+def tune(job: Job) -> tuple[str, list[tuple[float, tuple[int, ...]]], float]:
+    """Microseconds of a job's tiles, and cuDNN's."""
     from mixmatch.networks import kernels
 
     into, out, size, stride = job.in_channels, job.out_channels, job.size, job.stride
@@ -89,8 +94,10 @@ def tune(job: Job) -> tuple[str, tuple[int, ...], float, float]:
     channels = max(into, out)
     pass_ = object.__new__(fused._Pass)
     pass_.k, pass_.images, pass_.groups, pass_.x, pass_.precision = kernels, IMAGES, GROUPS, x, "tf32"
-    pass_.total, pass_.at, pass_.shapes = channels, [0], [tuple(w.shape)]
-    pass_.convolutions = [(fused.packed([w]), torch.zeros(out, device="cuda"))]
+    pass_.total, pass_.at, pass_.shapes, pass_.spans = channels, [0], [tuple(w.shape)], [job.span]
+    pass_.kernels, pass_.biases = fused.packed([w]), [torch.zeros(out, device="cuda")]
+    pass_.plain = (pass_.kernels[:-1],)
+    pass_.gather(job.kind == "backward")
     pass_.norms = [(torch.ones(channels, device="cuda"), torch.zeros(channels, device="cuda"))]
     sums = torch.zeros(GROUPS, 2, channels, device="cuda")
     raw = torch.zeros_like(sums)
@@ -118,20 +125,14 @@ def tune(job: Job) -> tuple[str, tuple[int, ...], float, float]:
     found: list[tuple[float, tuple[int, ...]]] = []
     with open(job.lock, "w") as lock:
         reference = timed(theirs, lock)
-        began = time.monotonic()
-        for tile in candidates(job):
-            if time.monotonic() - began > job.seconds:
-                break
+        for tile in job.tiles:
             fused.TILES[job.key] = list(tile)
             try:
                 found.append((timed(ours[job.kind], lock), tile))
             except Exception as error:  # too many registers, too much shared memory
                 if "resource" not in str(error).lower():
                     print(f"{job.key} {tile}: {type(error).__name__}: {str(error)[:150]}", flush=True)
-    if not found:
-        raise SystemExit(f"no tile for {job.key} runs on this GPU")
-    best, tile = min(found)
-    return job.key, tile, best, reference
+    return job.key, found, reference
 
 
 def timed(work: Callable[[], Any], lock: Any, count: int = 20) -> float:
@@ -162,23 +163,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     table = Path(fused.__file__).with_name("tiles.json")
     parser.add_argument("--output", type=Path, default=table)
-    parser.add_argument("--seconds", type=float, default=75, help="at most, for each convolution")
     parser.add_argument("--processes", type=int, default=16)
     args = parser.parse_args()
     shapes = [(32, 32, 32, 1), (16, 64, 64, 1), (8, 128, 128, 1), (32, 32, 64, 2), (16, 64, 128, 2)]
     shapes += [(32, 16, 32, 1), (32, 3, 16, 1)]
     with tempfile.NamedTemporaryFile() as lock:
-        jobs = [
-            Job(kind, size, into, out, stride, args.seconds, lock.name)
-            for kind in ("weights", "forward", "backward")
-            for size, into, out, stride in shapes
-            if kind != "backward" or into > 3  # images need no gradient
-        ]
-        tiles = {}
+        jobs = []
+        for size, into, out, stride in shapes:
+            for kind in ("weights", "forward", "backward"):
+                if kind == "backward" and into == 3:
+                    continue  # images need no gradient
+                span = fused.span(into, out, size) if stride == 1 else 1
+                tiles = tuple(candidates(kind, into, out, span))
+                for i in range(0, len(tiles), 12):
+                    jobs.append(Job(kind, size, into, out, stride, span, tiles[i : i + 12], lock.name))
+        times: dict[str, list[tuple[float, tuple[int, ...]]]] = {}
+        references: dict[str, list[float]] = {}
         with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
-            for key, tile, best, reference in pool.imap_unordered(tune, jobs, chunksize=1):
-                print(f"{key:20} {best:6.1f} us, cuDNN {reference:6.1f} us  {tile}", flush=True)
-                tiles[key] = list(tile)
+            for key, found, reference in pool.imap_unordered(tune, jobs, chunksize=1):
+                times.setdefault(key, []).extend(found)
+                references.setdefault(key, []).append(reference)
+    tiles = {}
+    for key, found in sorted(times.items()):
+        if not found:
+            raise SystemExit(f"no tile for {key} runs on this GPU")
+        best, tile = min(found)
+        print(f"{key:20} {best:6.1f} us, cuDNN {min(references[key]):6.1f} us  {tile}", flush=True)
+        tiles[key] = list(tile)
     lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(tile)}" for key, tile in sorted(tiles.items()))
     args.output.write_text(f"{{\n{lines}\n}}\n")
 

@@ -71,7 +71,7 @@ before = {name: value.clone() for name, value in ours.state_dict().items()}
 assert fused.problem(ours, shape, batch, torch.device("cpu")) is None
 assert all(torch.equal(value, before[name]) for name, value in ours.state_dict().items())
 assert all(parameter.requires_grad for parameter in ours.parameters())
-fused.TILES = {"forward 3 3 16": [16, 16, 12, 4, 2]}  # no power of two
+fused.TILES = {"forward 3 3 16 2": [16, 16, 12, 4, 2]}  # no power of two
 assert "power of 2" in str(fused.problem(ours, shape, batch, torch.device("cpu")).__cause__), "?"
 print(json.dumps(worst))
 """
@@ -173,9 +173,23 @@ def test_tiles_fit_any_number_of_rows() -> None:
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
 @pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize(("backward", "stride"), [(False, 1), (True, 1), (True, 2)])
+@pytest.mark.parametrize(
+    ("name", "backward", "own"),
+    [
+        ("convolve", False, {"SIZE": 3, "STRIDE": 1, "PAD": 1, "IN_H": 16, "IN_W": 16}),
+        ("convolve", True, {"SIZE": 3, "STRIDE": 1, "PAD": 1, "IN_H": 16, "IN_W": 16}),
+        ("convolve", True, {"SIZE": 3, "STRIDE": 2, "PAD": 0, "IN_H": 8, "IN_W": 8}),
+        ("convolve_spans", False, {"SPAN": 2}),
+        ("convolve_spans", True, {"SPAN": 2}),
+        (
+            "weight_gradient",
+            False,
+            {"SIZE": 3, "STRIDE": 1, "PAD": 1, "IN_H": 16, "IN_W": 16, "TAPS": 1, "COLUMNS": 64},
+        ),
+    ],
+)
 def test_convolutions_compile_for_gpus(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capability: int, backward: bool, stride: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capability: int, name: str, backward: bool, own: dict[str, int]
 ) -> None:
     """What the interpreter lets pass the compiler may not. No GPU is needed to compile for one."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -185,28 +199,41 @@ def test_convolutions_compile_for_gpus(
 
     from mixmatch.networks import kernels
 
-    wanted = {
-        "IN_C": 64,
-        "OUT_C": 32,
-        "SIZE": 3,
-        "STRIDE": stride,
-        "PAD": int(stride == 1),
-        "BM": 64,
-        "BN": 32,
-        "BK": 64,
-    }
+    kernel = getattr(kernels, name)
+    wanted: dict[str, Any] = {"H": 16, "W": 16, "IN_C": 64, "OUT_C": 32, "BM": 64, "BN": 32, "BK": 64, **own}
     wanted |= {"BACKWARD": backward, "BIAS": not backward, "RESIDUAL": True, "SUMS": True}
     wanted |= {"EPS": 1e-3, "SLOPE": 0.1, "PRECISION": "tf32"}
-    arguments = kernels.convolve.arg_names
-    low, high = (
-        dict.fromkeys(("x", "w", "residual", "y", "raw"), "*bf16"),
-        ("bias", "sums", "raw_sums", "gamma", "beta"),
-    )
-    kinds = {**low, **dict.fromkeys(high, "*fp32"), **dict.fromkeys(wanted, "constexpr")}
+    arguments = kernel.arg_names
+    wanted = {key: value for key, value in wanted.items() if key in arguments}
+    low = dict.fromkeys(("x", "w", "g", "residual", "y", "raw"), "*bf16")
+    high = dict.fromkeys(("bias", "sums", "raw_sums", "gamma", "beta", "dw"), "*fp32")
+    kinds = {**low, **high, **dict.fromkeys(wanted, "constexpr")}
     source = ASTSource(
-        fn=kernels.convolve,
-        signature={name: kinds.get(name, "i32") for name in arguments},
-        constexprs={(arguments.index(name),): value for name, value in wanted.items()},
+        fn=kernel,
+        signature={argument: kinds.get(argument, "i32") for argument in arguments},
+        constexprs={(arguments.index(key),): value for key, value in wanted.items()},
     )
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
     assert "mma" in compiled.asm["ptx"]  # it uses the tensor cores
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_weights_for_two_pixels_at_once(backward: bool) -> None:
+    """Gathered weights applied to pairs of pixels, by hand, are the convolution, and backwards its transpose."""
+    torch.manual_seed(0)
+    plain, weight = torch.randn(4, 3, 1, 1, dtype=torch.float64), torch.randn(5, 3, 3, 3, dtype=torch.float64)
+    flat = torch.cat([w.permute(0, 2, 3, 1).flatten() for w in (plain, weight)] + [torch.zeros(1, dtype=torch.float64)])
+    index, counts = fused.spread(((4, 3, 1, 1), (5, 3, 3, 3)), (1, 2), backward, torch.device("cpu"))
+    assert counts == [0, 2 * 5 * 3 * 4 * 3] == [0, len(index)]
+    into, out = (5, 3) if backward else (3, 5)
+    wide = flat[index.long()].view(2, out, 3, 4, into)
+    x = torch.randn(1, into, 6, 8, dtype=torch.float64)
+    padded = nn.functional.pad(x, (1, 1, 1, 1))[0].permute(1, 2, 0)
+    ours = torch.empty(6, 8, out, dtype=torch.float64)
+    for row in range(6):
+        for column in range(0, 8, 2):
+            ours[row, column : column + 2] = torch.einsum(
+                "yxi,soyxi->so", padded[row : row + 3, column : column + 4], wide
+            )
+    convolve = nn.functional.conv_transpose2d if backward else nn.functional.conv2d
+    torch.testing.assert_close(ours, convolve(x, weight, padding=1)[0].permute(1, 2, 0))

@@ -8,7 +8,8 @@ convolutions get no gradient: batch norm takes away what they add, so it is exac
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -58,6 +59,15 @@ class Shape:
         sizes = [size for block in self.blocks for size in (block.size, block.size // block.stride)]
         return [*sizes, sizes[-1]]
 
+    @property
+    def spans(self) -> list[int]:
+        """Pixels computed together by each convolution, in the order of `names`."""
+        spans = [span(self.in_channels, self.blocks[0].in_channels, self.size)]
+        for b in self.blocks:
+            first = span(b.in_channels, b.channels, b.size) if b.stride == 1 else 1
+            spans += [first, span(b.channels, b.channels, b.size // b.stride)] + [1] * b.shortcut
+        return spans
+
     def encoded(self) -> list[int]:
         flat = [self.in_channels, self.size]
         for b in self.blocks:
@@ -72,6 +82,12 @@ class Shape:
             into, channels, stride, size, shortcut, activate = flat[i : i + 6]
             blocks.append(BlockShape(into, channels, stride, size, bool(shortcut), bool(activate)))
         return Shape(flat[0], flat[1], tuple(blocks))
+
+
+def span(in_channels: int, out_channels: int, size: int) -> int:
+    """Neighbouring pixels that a convolution of 3x3 computes together: two where channels are few, which saves reading
+    inputs, at the price of a third more to multiply."""
+    return 2 if max(in_channels, out_channels) <= 32 and size % 2 == 0 else 1
 
 
 def shape_of(network: nn.Module, image: Sequence[int]) -> Shape | None:
@@ -118,7 +134,7 @@ def fits(shape: Shape, images: int, groups: int) -> bool:
     """Whether groups of images divide into tiles, and 32 bits can count their values."""
     smallest = shape.blocks[-1].size // shape.blocks[-1].stride
     largest = max(b.size**2 * max(b.in_channels, b.channels // b.stride**2) for b in shape.blocks)
-    tiles = images % groups == 0 and (images // groups) * smallest**2 % 16 == 0
+    tiles = images % groups == 0 and (images // groups) * smallest**2 % 64 == 0
     return tiles and images * max(largest, shape.size**2 * shape.in_channels) < 2**31
 
 
@@ -170,9 +186,30 @@ def forward(
 
 
 def packed(weights: list[Tensor]) -> Tensor:
-    """The convolutions' weights, one after the other, in the numbers and the order of memory the kernels want."""
+    """The convolutions' weights, one after the other, in the numbers and the order of memory the kernels want; and a
+    zero."""
     kernels = [w.detach().permute(0, 2, 3, 1).reshape(-1) for w in weights if w.dim() == 4]
-    return torch.cat(kernels).to(NUMBERS)
+    return torch.cat([*kernels, kernels[0].new_zeros(1)]).to(NUMBERS)
+
+
+@lru_cache(maxsize=64)
+def spread(
+    shapes: tuple[tuple[int, ...], ...], spans: tuple[int, ...], backward: bool, device: torch.device
+) -> tuple[Tensor, list[int]]:
+    """Where in `packed` the weights of convolutions that span pixels lie, for all those pixels: as many times (span,
+    out, 3, span + 2, in), the zero where a pixel is not reached; and how many each convolution has. Backwards in and
+    out have changed places and the kernel is turned."""
+    places, counts, start = [], [], 0
+    zero = sum(math.prod(shape) for shape in shapes)
+    for (out, into, height, width), pixels in zip(shapes, spans, strict=True):
+        own = start + torch.arange(out * height * width * into).view(out, height, width, into)
+        start += own.numel()
+        own = own.permute(3, 1, 2, 0).flip(1, 2) if backward else own
+        wide = [nn.functional.pad(own, (0, 0, i, pixels - 1 - i), value=zero) for i in range(pixels)]
+        places += [torch.stack(wide).flatten()] if pixels > 1 else []
+        counts.append(len(places[-1]) if pixels > 1 else 0)
+    index = torch.cat(places) if places else torch.empty(0)
+    return index.to(device, torch.int32), counts
 
 
 @torch.no_grad()
@@ -294,7 +331,9 @@ class _Pass:
         count = sum(2 + block.shortcut for block in shape.blocks) + 1
         self.shapes = [tuple(weights[2 * i].shape) for i in range(count)]
         self.sizes = [weights[2 * i].numel() for i in range(count)]
-        self.convolutions = list(zip(torch.split(kernels, self.sizes), weights[1 : 2 * count : 2], strict=True))
+        self.spans = shape.spans
+        self.kernels, self.biases = kernels, weights[1 : 2 * count : 2]
+        self.plain = torch.split(kernels[:-1], self.sizes)
         self.norms = [(weights[2 * i], weights[2 * i + 1]) for i in range(count, len(weights) // 2)]
         self.at = [sum(shape.norms[:i]) for i in range(len(shape.norms))]
         self.precision = "ieee" if x.dtype == torch.float32 else "tf32"
@@ -303,6 +342,11 @@ class _Pass:
 
     def sums(self) -> Tensor:
         return torch.zeros(self.groups, 2, self.total, dtype=torch.float32, device=self.x.device)
+
+    def gather(self, backward: bool) -> None:
+        """Make the weights that `convolve_spans` takes."""
+        index, counts = spread(tuple(self.shapes), tuple(self.spans), backward, self.kernels.device)
+        self.spread = torch.split(self.kernels.index_select(0, index), counts)
 
     def rows(self, size: int) -> int:
         return self.images // self.groups * size * size
@@ -322,7 +366,6 @@ class _Pass:
         raw_sums: Tensor | None = None,
     ) -> Tensor:
         """`size` is that of the convolution's input."""
-        weight, bias = self.convolutions[convolution]
         out_channels, in_channels, kernel, _ = self.shapes[convolution]
         if backward:
             out_channels, in_channels = in_channels, out_channels
@@ -330,15 +373,15 @@ class _Pass:
         else:
             in_size, out_size = size, size // stride
         y = x.new_empty(self.images, out_size, out_size, out_channels)
-        rows = self.rows(out_size)
-        alike = rows // stride**2 if backward else rows
-        bm, bn, bk, warps, stages = conv_tiles(alike, kernel, in_channels, out_channels, backward)
+        rows, span = self.rows(out_size), self.spans[convolution]
+        alike = rows // (span * stride**2 if backward else span)
+        bm, bn, bk, warps, stages = conv_tiles(alike, kernel, in_channels, out_channels, backward, span)
         at = self.at[norm]
         gamma, beta = self.norms[norm]
-        self.k.convolve[(self.images * out_size * out_size // bm, out_channels // bn)](
+        tensors = (
             x,
-            weight,
-            bias,
+            self.spread[convolution] if span > 1 else self.plain[convolution],
+            self.biases[convolution],
             y if residual is None else residual,
             y,
             y if sums is None else sums[:, :, at:],
@@ -346,30 +389,33 @@ class _Pass:
             y if raw_sums is None else raw_sums[:, :, at:],
             gamma,
             beta,
-            self.total,
-            rows,
-            out_size,
-            out_size,
-            in_size,
-            in_size,
-            IN_C=in_channels,
-            OUT_C=out_channels,
-            SIZE=kernel,
-            STRIDE=stride,
-            PAD=kernel // 2 if stride == 1 else 0,
-            BACKWARD=backward,
-            BIAS=not backward,
-            RESIDUAL=residual is not None,
-            SUMS=sums is not None,
-            EPS=EPS,
-            SLOPE=SLOPE,
-            PRECISION=self.precision,
-            BM=bm,
-            BN=bn,
-            BK=bk,
-            num_warps=warps,
-            num_stages=stages,
         )
+        options = {
+            "H": out_size,
+            "W": out_size,
+            "IN_C": in_channels,
+            "OUT_C": out_channels,
+            "BACKWARD": backward,
+            "BIAS": not backward,
+            "RESIDUAL": residual is not None,
+            "SUMS": sums is not None,
+            "EPS": EPS,
+            "SLOPE": SLOPE,
+            "PRECISION": self.precision,
+            "BM": bm,
+            "BN": bn,
+            "BK": bk,
+            "num_warps": warps,
+            "num_stages": stages,
+        }
+        grid = (self.images * out_size * out_size // span // bm, out_channels * span // bn)
+        if span > 1:
+            self.k.convolve_spans[grid](*tensors, self.total, rows, SPAN=span, **options)
+        else:
+            pad = kernel // 2 if stride == 1 else 0
+            self.k.convolve[grid](
+                *tensors, self.total, rows, IN_H=in_size, IN_W=in_size, SIZE=kernel, STRIDE=stride, PAD=pad, **options
+            )
         return y
 
     def weight_gradient(self, x: Tensor, g: Tensor, convolution: int, size: int, stride: int, into: Tensor) -> None:
@@ -383,10 +429,10 @@ class _Pass:
             g,
             into,
             rows // parts,
-            out_size,
-            out_size,
-            size,
-            size,
+            H=out_size,
+            W=out_size,
+            IN_H=size,
+            IN_W=size,
             IN_C=in_channels,
             OUT_C=out_channels,
             SIZE=kernel,
@@ -492,6 +538,7 @@ class _Pass:
     # -------------------------------- the network
 
     def forward(self, save: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
+        self.gather(backward=False)
         sums, saved = self.sums(), []
         h = self.convolve(self.x, 0, self.shape.size, sums=sums, norm=0)
         convolution = 1
@@ -512,26 +559,28 @@ class _Pass:
 
     def backward(self, g: Tensor, sums: Tensor, saved: list[Tensor]) -> tuple[Tensor, Tensor]:
         g_sums = self.sums()
+        self.gather(backward=True)
+        aside = _Aside(g.device)
         kernels = torch.zeros(sum(self.sizes), dtype=torch.float32, device=g.device)
         into = torch.split(kernels, self.sizes)
         last = 2 * len(self.shape.blocks)
         dz = self.pool_gradient(g, saved[-1], sums, g_sums, last)
         dh = self.norm_gradient(dz, saved[-1], sums, g_sums, last)
-        convolution = len(self.convolutions)
+        convolution = len(self.biases)
         for i, block in reversed(list(enumerate(self.shape.blocks))):
             h, a, m, b = saved[4 * i : 4 * i + 4]
             size, stride = block.size, block.stride
             convolution -= 2 + block.shortcut
-            self.weight_gradient(b, dh, convolution + 1, size // stride, 1, into[convolution + 1])
+            aside.run(self.weight_gradient, b, dh, convolution + 1, size // stride, 1, into[convolution + 1])
             dz = self.convolve(
                 dh, convolution + 1, size // stride, backward=True, raw=m, raw_sums=sums, sums=g_sums, norm=2 * i + 1
             )
             dm = self.norm_gradient(dz, m, sums, g_sums, 2 * i + 1)
-            self.weight_gradient(a, dm, convolution, size, stride, into[convolution])
+            aside.run(self.weight_gradient, a, dm, convolution, size, stride, into[convolution])
             skip = dh
             if block.shortcut:
                 start = a if block.activate_shortcut else h
-                self.weight_gradient(start, dh, convolution + 2, size, stride, into[convolution + 2])
+                aside.run(self.weight_gradient, start, dh, convolution + 2, size, stride, into[convolution + 2])
                 skip = self.convolve(dh, convolution + 2, size, stride, backward=True)
             dz = self.convolve(
                 dm,
@@ -546,25 +595,57 @@ class _Pass:
                 norm=2 * i,
             )
             dh = self.norm_gradient(dz, h, sums, g_sums, 2 * i, None if block.activate_shortcut else skip)
-        self.weight_gradient(self.x, dh, 0, self.shape.size, 1, into[0])
+        aside.run(self.weight_gradient, self.x, dh, 0, self.shape.size, 1, into[0])
+        aside.join()
         return kernels, torch.stack([g_sums[:, 1].sum(0), g_sums[:, 0].sum(0)])
+
+
+@lru_cache(maxsize=64)
+def _beside(stream: int, device: torch.device) -> torch.cuda.Stream:
+    """The stream for what can run beside the work of another."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+class _Aside:
+    """Work that nothing waits for until the end: on a GPU it runs in a stream of its own, in the gaps of the rest."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._here: torch.cuda.Stream | None = None
+        self._kept: list[Any] = []
+        if device.type == "cuda":
+            self._here = torch.cuda.current_stream(device)
+            self._there = _beside(self._here.cuda_stream, device)
+
+    def run(self, work: Callable[..., None], *given: Any) -> None:
+        if self._here is None:
+            work(*given)
+            return
+        self._kept.append(given)  # memory given back now would be written to by what runs meanwhile
+        self._there.wait_stream(self._here)
+        with torch.cuda.stream(self._there):
+            work(*given)
+
+    def join(self) -> None:
+        if self._here is not None:
+            self._here.wait_stream(self._there)
 
 
 # ---------------------------------------------------------------- tiles
 
 TILES: dict[str, list[int]] = json.loads(Path(__file__).with_name("tiles.json").read_text())
-"""What was fastest on an H200, by `benchmarks/tune_kernels.py`: "forward 3 32 64" (kernel, channels in and out), and
-"backward", to rows, output and input channels of a tile, warps and pipeline stages; "weights" to neighbouring taps,
-rows and output channels of a tile, programs at work at a time, warps and stages."""
+"""What was fastest on an H200, by `benchmarks/tune_kernels.py`: "forward 3 32 64 1" (kernel, channels in and out,
+span), and "backward", to rows, output and input channels of a tile, warps and pipeline stages; "weights 3 32 64" to
+neighbouring taps, rows and output channels of a tile, programs at work at a time, warps and stages."""
 
 
 def conv_tiles(
-    rows: int, kernel: int, in_channels: int, out_channels: int, backward: bool
+    rows: int, kernel: int, in_channels: int, out_channels: int, backward: bool, span: int = 1
 ) -> tuple[int, int, int, int, int]:
     """What was fastest, else a guess; rows of a tile must divide those of a group."""
-    guess = (128, min(64, out_channels), min(64, max(16, 1 << (in_channels - 1).bit_length())), 4, 3)
+    into, out = in_channels * (span + 2 if span > 1 else 1), out_channels * span
+    guess = (128, min(64, out), min(64, max(16, 1 << (into - 1).bit_length())), 4, 3)
     kind = "backward" if backward else "forward"
-    bm, bn, bk, warps, stages = TILES.get(f"{kind} {kernel} {in_channels} {out_channels}", guess)
+    bm, bn, bk, warps, stages = TILES.get(f"{kind} {kernel} {in_channels} {out_channels} {span}", guess)
     return min(bm, rows & -rows), bn, bk, warps, stages
 
 

@@ -12,13 +12,66 @@ import triton.language as tl
 
 
 @triton.jit
-def _normalized(x, sums, c, total, group, rows_per_group, EPS: tl.constexpr):
-    """x with mean 0 and variance 1 in its group, and the reciprocal of its deviation."""
-    first = tl.load(sums + group * 2 * total + c)
-    second = tl.load(sums + group * 2 * total + total + c)
-    mean = first / rows_per_group
-    rstd = 1.0 / tl.sqrt(tl.maximum(second / rows_per_group - mean * mean, 0.0) + EPS)
-    return (x - mean[None, :]) * rstd[None, :], rstd
+def _statistics(sums, c, total, group, rows_per_group, EPS: tl.constexpr):
+    """The mean of channels c in a group, and the reciprocal of their deviation."""
+    mean = tl.load(sums + group * 2 * total + c) / rows_per_group
+    square = tl.load(sums + group * 2 * total + total + c) / rows_per_group
+    return mean, 1.0 / tl.sqrt(tl.maximum(square - mean * mean, 0.0) + EPS)
+
+
+@triton.jit
+def _affine(mean, rstd, gamma, beta, c):
+    """Batch norm as a slope and an offset."""
+    scale = tl.load(gamma + c) * rstd
+    return scale[None, :], (tl.load(beta + c) - mean * scale)[None, :]
+
+
+@triton.jit
+def _finish(
+    acc,
+    at,
+    c,
+    group,
+    bias,
+    residual,
+    y,
+    sums,
+    raw,
+    raw_sums,
+    gamma,
+    beta,
+    total,
+    rows_per_group,
+    BACKWARD: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    SUMS: tl.constexpr,
+    EPS: tl.constexpr,
+    SLOPE: tl.constexpr,
+):
+    """What a convolution does with its sums `acc`, which belong `at` places of y and to channels c."""
+    if BIAS:
+        acc += tl.load(bias + c)[None, :]
+    if RESIDUAL:
+        acc += tl.load(residual + at).to(tl.float32)
+    if BACKWARD and SUMS:
+        before = tl.load(raw + at).to(tl.float32)
+        mean, rstd = _statistics(raw_sums, c, total, group, rows_per_group, EPS)
+        scale, shift = _affine(mean, rstd, gamma, beta, c)
+        out = tl.where(before * scale + shift > 0, acc, SLOPE * acc).to(y.dtype.element_ty)
+        tl.store(y + at, out)
+        value = out.to(tl.float32)
+        first = tl.sum(value, 0)
+        second = (tl.sum(value * before, 0) - mean * first) * rstd
+    else:
+        out = acc.to(y.dtype.element_ty)
+        tl.store(y + at, out)
+        value = out.to(tl.float32)
+        first = tl.sum(value, 0)
+        second = tl.sum(value * value, 0)
+    if SUMS:
+        tl.atomic_add(sums + group * 2 * total + c, first, sem="relaxed")
+        tl.atomic_add(sums + group * 2 * total + total + c, second, sem="relaxed")
 
 
 @triton.jit
@@ -35,10 +88,10 @@ def convolve(
     beta,
     total,
     rows_per_group,
-    H,
-    W,
-    IN_H,
-    IN_W,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    IN_H: tl.constexpr,
+    IN_W: tl.constexpr,
     IN_C: tl.constexpr,
     OUT_C: tl.constexpr,
     SIZE: tl.constexpr,
@@ -65,7 +118,6 @@ def convolve(
     column are even: a tile is of pixels alike, so that no tap is in vain.
     """
     n = tl.program_id(1) * BN + tl.arange(0, BN)
-    k = tl.arange(0, BK)
     STEP: tl.constexpr = STRIDE if BACKWARD else 1  # between rows, and columns, that are alike
     if STEP == 1:
         tile = tl.program_id(0)
@@ -85,54 +137,114 @@ def convolve(
     row = (j // (W // STEP)) % (H // STEP) * STEP + first_y
     image = j // ((W // STEP) * (H // STEP))
     m = (image * H + row) * W + column
+    c = tl.arange(0, BK)
+    if BACKWARD:
+        up = (row + PAD - first_y) // STRIDE
+        left = (column + PAD - first_x) // STRIDE
+        weights = w + c[:, None] * (SIZE * SIZE * OUT_C) + n[None, :]
+    else:
+        up = row * STRIDE - PAD
+        left = column * STRIDE - PAD
+        weights = w + n[None, :] * (SIZE * SIZE * IN_C) + c[:, None]
+    inputs = x + (((image * IN_H + up) * IN_W + left) * IN_C)[:, None] + c[None, :]
+    first_tap = first_y * SIZE + first_x
     BLOCKS: tl.constexpr = (IN_C + BK - 1) // BK
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     for i in range(taps_y * taps_x * BLOCKS):
-        dy = first_y + i // BLOCKS // taps_x * STEP
-        dx = first_x + i // BLOCKS % taps_x * STEP
-        tap = dy * SIZE + dx
-        c = (i % BLOCKS) * BK + k
+        dy = i // BLOCKS // taps_x
+        dx = i // BLOCKS % taps_x
+        tap = first_tap + (dy * SIZE + dx) * STEP
+        block = (i % BLOCKS) * BK
         if BACKWARD:
-            up = (row + PAD - dy) // STRIDE
-            left = (column + PAD - dx) // STRIDE
-            weights = w + c[:, None] * (SIZE * SIZE * OUT_C) + tap * OUT_C + n[None, :]
+            inside = (up - dy >= 0) & (up - dy < IN_H) & (left - dx >= 0) & (left - dx < IN_W)
+            from_inputs = inputs + (block - (dy * IN_W + dx) * IN_C)
+            from_weights = weights + (block * (SIZE * SIZE * OUT_C) + tap * OUT_C)
         else:
-            up = row * STRIDE - PAD + dy
-            left = column * STRIDE - PAD + dx
-            weights = w + n[None, :] * (SIZE * SIZE * IN_C) + tap * IN_C + c[:, None]
-        inside = (up >= 0) & (up < IN_H) & (left >= 0) & (left < IN_W)
-        at = ((image * IN_H + up) * IN_W + left) * IN_C
+            inside = (up + dy >= 0) & (up + dy < IN_H) & (left + dx >= 0) & (left + dx < IN_W)
+            from_inputs = inputs + (block + (dy * IN_W + dx) * IN_C)
+            from_weights = weights + (block + tap * IN_C)
         if IN_C % BK == 0:
-            a = tl.load(x + at[:, None] + c[None, :], mask=inside[:, None], other=0.0)
+            a = tl.load(from_inputs, mask=inside[:, None], other=0.0)
+            b = tl.load(from_weights)
         else:
-            a = tl.load(x + at[:, None] + c[None, :], mask=inside[:, None] & (c < IN_C)[None, :], other=0.0)
-        if IN_C % BK == 0:  # noqa: SIM108
-            b = tl.load(weights)
-        else:
-            b = tl.load(weights, mask=(c < IN_C)[:, None], other=0.0)
-        acc = tl.dot(a, b.to(a.dtype), acc, input_precision=PRECISION)
-    if BIAS:
-        acc += tl.load(bias + n)[None, :]
-    at_output = m[:, None] * OUT_C + n[None, :]
-    if RESIDUAL:
-        acc += tl.load(residual + at_output).to(tl.float32)
+            known = block + c < IN_C
+            a = tl.load(from_inputs, mask=inside[:, None] & known[None, :], other=0.0)
+            b = tl.load(from_weights, mask=known[:, None], other=0.0)
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+    at = m[:, None] * OUT_C + n[None, :]
     group = (tile * BM) // (rows_per_group // (STEP * STEP))
-    if BACKWARD and SUMS:
-        before = tl.load(raw + at_output).to(tl.float32)
-        normal, _ = _normalized(before, raw_sums, n, total, group, rows_per_group, EPS)
-        positive = normal * tl.load(gamma + n)[None, :] + tl.load(beta + n)[None, :] > 0
-        out = tl.where(positive, acc, SLOPE * acc).to(y.dtype.element_ty)
-        tl.store(y + at_output, out)
-        value = out.to(tl.float32)
-        other = value * normal
-    else:
-        out = acc.to(y.dtype.element_ty)
-        tl.store(y + at_output, out)
-        value = out.to(tl.float32)
-        other = value * value
-    if SUMS:
-        tl.atomic_add(sums + group * 2 * total + n, tl.sum(value, 0))
-        tl.atomic_add(sums + group * 2 * total + total + n, tl.sum(other, 0))
+    _finish(
+        acc, at, n, group, bias, residual, y, sums, raw, raw_sums, gamma, beta, total, rows_per_group,
+        BACKWARD, BIAS, RESIDUAL, SUMS, EPS, SLOPE,
+    )  # fmt: skip
+
+
+@triton.jit
+def convolve_spans(
+    x,
+    w,
+    bias,
+    residual,
+    y,
+    sums,
+    raw,
+    raw_sums,
+    gamma,
+    beta,
+    total,
+    rows_per_group,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    IN_C: tl.constexpr,
+    OUT_C: tl.constexpr,
+    SPAN: tl.constexpr,
+    BACKWARD: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    SUMS: tl.constexpr,
+    EPS: tl.constexpr,
+    SLOPE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """`convolve` with a kernel of 3x3 and stride 1, for few channels: SPAN neighbouring pixels are computed together
+    from the SPAN + 2 above, beside and below them, which lie one after the other in memory, so that each input is read
+    3 * (SPAN + 2) / SPAN times and not 9 times.
+
+    w is (SPAN, out, 3, SPAN + 2, in) in memory, zero where a pixel is not reached, and for BACKWARD already turned.
+    """
+    WIDTH: tl.constexpr = (SPAN + 2) * IN_C
+    BLOCKS: tl.constexpr = (WIDTH + BK - 1) // BK
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    j = tl.program_id(0) * BM + tl.arange(0, BM)
+    left = j % (W // SPAN) * SPAN - 1
+    up = (j // (W // SPAN)) % H - 1
+    image = j // ((W // SPAN) * H)
+    inputs = x + (((image * H + up) * W + left) * IN_C)[:, None] + k[None, :]
+    weights = w + (n * (3 * WIDTH))[None, :] + k[:, None]
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for i in range(3 * BLOCKS):
+        dy = i // BLOCKS
+        block = (i % BLOCKS) * BK
+        at_x = left[:, None] + ((block + k) // IN_C)[None, :]
+        inside = ((up + dy >= 0) & (up + dy < H))[:, None] & (at_x >= 0) & (at_x < W)
+        if WIDTH % BK == 0:
+            a = tl.load(inputs + (dy * W * IN_C + block), mask=inside, other=0.0)
+            b = tl.load(weights + (dy * WIDTH + block))
+        else:
+            known = block + k < WIDTH
+            a = tl.load(inputs + (dy * W * IN_C + block), mask=inside & known[None, :], other=0.0)
+            b = tl.load(weights + (dy * WIDTH + block), mask=known[:, None], other=0.0)
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+    at = j[:, None] * (SPAN * OUT_C) + n[None, :]
+    group = (tl.program_id(0) * BM) // (rows_per_group // SPAN)
+    _finish(
+        acc, at, n % OUT_C, group, bias, residual, y, sums, raw, raw_sums, gamma, beta, total, rows_per_group,
+        BACKWARD, BIAS, RESIDUAL, SUMS, EPS, SLOPE,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -141,10 +253,10 @@ def weight_gradient(
     g,
     dw,
     rows,
-    H,
-    W,
-    IN_H,
-    IN_W,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    IN_H: tl.constexpr,
+    IN_W: tl.constexpr,
     IN_C: tl.constexpr,
     OUT_C: tl.constexpr,
     SIZE: tl.constexpr,
@@ -176,14 +288,14 @@ def weight_gradient(
         image = m // (W * H)
         up = row * STRIDE - PAD + dy
         left = column * STRIDE - PAD
-        at = ((image * IN_H + up) * IN_W + left + first) * IN_C
-        inside = ((up >= 0) & (up < IN_H))[:, None] & (left[:, None] + dx[None, :] >= 0)
-        inside = inside & (left[:, None] + dx[None, :] < IN_W) & (j < TAPS * IN_C)[None, :]
-        a = tl.load(x + at[:, None] + j[None, :], mask=inside, other=0.0)
+        at = x + (((image * IN_H + up) * IN_W + left + first) * IN_C)[:, None] + j[None, :]
+        across = (left[:, None] + dx[None, :] >= 0) & (left[:, None] + dx[None, :] < IN_W) & (j < TAPS * IN_C)[None, :]
         b = tl.load(g + m[:, None] * OUT_C + n[None, :])
+        a = tl.load(at, mask=across & ((up >= 0) & (up < IN_H))[:, None], other=0.0)
         acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION)
     place = dw + n[None, :] * (SIZE * SIZE * IN_C) + (dy * SIZE + first) * IN_C + j[:, None]
-    tl.atomic_add(place, acc, mask=(j < TAPS * IN_C)[:, None] & (n < OUT_C)[None, :])
+    wanted = (j < TAPS * IN_C)[:, None] & (n < OUT_C)[None, :]
+    tl.atomic_add(place, acc, mask=wanted, sem="relaxed")
 
 
 @triton.jit
@@ -204,10 +316,9 @@ def normalize(
     tile = tl.program_id(0)
     c = tl.arange(0, C)
     at = (tile * BM + tl.arange(0, BM))[:, None] * C + c[None, :]
-    normal, _ = _normalized(
-        tl.load(x + at).to(tl.float32), sums, c, total, (tile * BM) // rows_per_group, rows_per_group, EPS
-    )
-    z = normal * tl.load(gamma + c)[None, :] + tl.load(beta + c)[None, :]
+    mean, rstd = _statistics(sums, c, total, (tile * BM) // rows_per_group, rows_per_group, EPS)
+    scale, shift = _affine(mean, rstd, gamma, beta, c)
+    z = tl.load(x + at).to(tl.float32) * scale + shift
     tl.store(y + at, tl.where(z > 0, z, SLOPE * z).to(y.dtype.element_ty))
 
 
@@ -230,11 +341,12 @@ def pool(
     image = tl.program_id(0)
     c = tl.arange(0, C)
     group = (image * PIXELS) // rows_per_group
+    mean, rstd = _statistics(sums, c, total, group, rows_per_group, EPS)
+    scale, shift = _affine(mean, rstd, gamma, beta, c)
     acc = tl.zeros((C,), dtype=tl.float32)
     for i in range(0, PIXELS, BM):
         at = (image * PIXELS + i + tl.arange(0, BM))[:, None] * C + c[None, :]
-        normal, _ = _normalized(tl.load(x + at).to(tl.float32), sums, c, total, group, rows_per_group, EPS)
-        z = normal * tl.load(gamma + c)[None, :] + tl.load(beta + c)[None, :]
+        z = tl.load(x + at).to(tl.float32) * scale + shift
         acc += tl.sum(tl.where(z > 0, z, SLOPE * z), 0)
     tl.store(y + image * C + c, acc / PIXELS)
 
@@ -263,17 +375,20 @@ def activation_gradient(
     m = tile * BM + tl.arange(0, BM)
     at = m[:, None] * C + c[None, :]
     group = (tile * BM) // rows_per_group
-    normal, _ = _normalized(tl.load(x + at).to(tl.float32), sums, c, total, group, rows_per_group, EPS)
-    z = normal * tl.load(gamma + c)[None, :] + tl.load(beta + c)[None, :]
+    before = tl.load(x + at).to(tl.float32)
+    mean, rstd = _statistics(sums, c, total, group, rows_per_group, EPS)
+    scale, shift = _affine(mean, rstd, gamma, beta, c)
     if PIXELS == 0:
         d = tl.load(g + at).to(tl.float32)
     else:
         d = tl.load(g + (m // PIXELS)[:, None] * C + c[None, :]).to(tl.float32) / PIXELS
-    out = tl.where(z > 0, d, SLOPE * d).to(y.dtype.element_ty)
+    out = tl.where(before * scale + shift > 0, d, SLOPE * d).to(y.dtype.element_ty)
     tl.store(y + at, out)
     value = out.to(tl.float32)
-    tl.atomic_add(out_sums + group * 2 * total + c, tl.sum(value, 0))
-    tl.atomic_add(out_sums + group * 2 * total + total + c, tl.sum(value * normal, 0))
+    first = tl.sum(value, 0)
+    second = (tl.sum(value * before, 0) - mean * first) * rstd
+    tl.atomic_add(out_sums + group * 2 * total + c, first, sem="relaxed")
+    tl.atomic_add(out_sums + group * 2 * total + total + c, second, sem="relaxed")
 
 
 @triton.jit
@@ -297,11 +412,17 @@ def norm_gradient(
     c = tl.arange(0, C)
     at = (tile * BM + tl.arange(0, BM))[:, None] * C + c[None, :]
     group = (tile * BM) // rows_per_group
-    normal, rstd = _normalized(tl.load(x + at).to(tl.float32), sums, c, total, group, rows_per_group, EPS)
-    mean = tl.load(g_sums + group * 2 * total + c) / rows_per_group
+    mean, rstd = _statistics(sums, c, total, group, rows_per_group, EPS)
+    mean_g = tl.load(g_sums + group * 2 * total + c) / rows_per_group
     slope = tl.load(g_sums + group * 2 * total + total + c) / rows_per_group
     scale = tl.load(gamma + c) * rstd
-    d = scale[None, :] * (tl.load(g + at).to(tl.float32) - mean[None, :] - normal * slope[None, :])
+    by_x = -scale * slope * rstd
+    shift = -scale * mean_g - by_x * mean
+    d = (
+        tl.load(g + at).to(tl.float32) * scale[None, :]
+        + tl.load(x + at).to(tl.float32) * by_x[None, :]
+        + shift[None, :]
+    )
     if RESIDUAL:
         d += tl.load(residual + at).to(tl.float32)
     tl.store(y + at, d.to(y.dtype.element_ty))
