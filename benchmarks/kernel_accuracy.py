@@ -36,7 +36,7 @@ def main() -> None:
     with full_fp32():
         logits = [torch.cat([exact(batch) for batch in x.split(SIZE)])]
     tensors = {**dict(ours.named_parameters()), **dict(ours.named_buffers())}
-    logits.append(fused.forward(ours, shape, tensors, x, BATCHES, update=False))
+    logits.append(fused.forward(ours, shape, tensors, x, fused.Batches(SIZE), update=False)[1])
     with torch.autocast("cuda", dtype=torch.bfloat16):
         logits.append(torch.cat([theirs(batch) for batch in x.split(SIZE)]).float())
     direction = torch.randn_like(logits[0])

@@ -64,17 +64,20 @@ def mixup(
     `lam` (B,) is lambda as drawn from Beta(alpha, alpha). With `keep_order` max(lambda, 1 - lambda) is used, so that
     the result stays nearer to x1; without it this is vanilla MixUp.
     """
-    if lam.shape != x1.shape[:1]:
-        raise ValueError(f"lam needs one value per example, shape ({x1.shape[0]},), but has shape {tuple(lam.shape)}")
-    if keep_order:
-        lam = torch.maximum(lam, 1 - lam)
+    lam = _lambdas(x1, lam, keep_order)
+    return _mix(x1, x2, lam), _mix(p1, p2, lam)
 
-    def mix(a: Tensor, b: Tensor) -> Tensor:
-        # One-hot targets may come as whole numbers, which could not hold lambda.
-        weight = lam.to(a.dtype if a.is_floating_point() else lam.dtype).reshape(-1, *[1] * (a.dim() - 1))
-        return weight * a + (1 - weight) * b
 
-    return mix(x1, x2), mix(p1, p2)
+def _lambdas(rows: Tensor, lam: Tensor, keep_order: bool) -> Tensor:
+    if lam.shape != rows.shape[:1]:
+        raise ValueError(f"lam needs one value per example, shape ({len(rows)},), but has shape {tuple(lam.shape)}")
+    return torch.maximum(lam, 1 - lam) if keep_order else lam
+
+
+def _mix(a: Tensor, b: Tensor, lam: Tensor) -> Tensor:
+    # One-hot targets may come as whole numbers, which could not hold lambda.
+    weight = lam.to(a.dtype if a.is_floating_point() else lam.dtype).reshape(-1, *[1] * (a.dim() - 1))
+    return weight * a + (1 - weight) * b
 
 
 def mixmatch(
@@ -94,12 +97,16 @@ def mixmatch(
     Returns:
         x' (B, ...), p' (B, L), u' (K, B, ...), q' (K, B, L).
     """
-    K, B = u.shape[:2]
-    images = torch.cat([x, u.flatten(0, 1)])
-    targets = torch.cat([p, q.repeat(K, 1).to(p.dtype if p.is_floating_point() else q.dtype)])
-    images, targets = mixup(images, targets, images[perm], targets[perm], lam)
-    n = len(x)
-    return images[:n], targets[:n], images[n:].reshape(u.shape), targets[n:].reshape(K, B, -1)
+    x, u = mix_union(x, u, lam, perm)
+    p, q = mix_union(p, q.to(p.dtype if p.is_floating_point() else q.dtype).expand(len(u), *q.shape), lam, perm)
+    return x, p, u, q
+
+
+def mix_union(labeled: Tensor, unlabeled: Tensor, lam: Tensor, perm: Tensor) -> tuple[Tensor, Tensor]:
+    """What `mixmatch` does to images, and to targets: rows (B, ...) and (K, B, ...), mixed as one."""
+    rows = torch.cat([labeled, unlabeled.flatten(0, 1)])
+    mixed = _mix(rows, rows[perm], _lambdas(rows, lam, keep_order=True))
+    return mixed[: len(labeled)], mixed[len(labeled) :].reshape(unlabeled.shape)
 
 
 def interleave(batches: Sequence[Tensor]) -> list[Tensor]:

@@ -219,7 +219,8 @@ def test_no_gradient_flows_through_the_guesses() -> None:
     constant = reference(network, batch, **arguments).gradients  # type: ignore[arg-type]
     flowing = reference(network, batch, **arguments, stop=False).gradients  # type: ignore[arg-type]
     assert max((constant[name] - flowing[name]).abs().max() for name in constant) > 1e-2
-    assert not MixMatch().guess(Model(network), batch.u).requires_grad
+    guesses, *_ = MixMatch().predict(Model(network), batch.u, batch.x, batch.u)
+    assert not guesses.requires_grad
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,13 @@ from mixmatch.networks.wide_resnet import WideResNet
 SCRIPT = """
 import json, sys
 import torch
-from mixmatch.methods.base import several
+from mixmatch.methods.base import both, several
 from mixmatch.networks import fused
 from mixmatch.networks.wide_resnet import WideResNet
 from mixmatch.training.model import Passes
 
 fused.NUMBERS = torch.float32
-groups, batch, size, filters, repeat, scales = json.loads(sys.argv[1])
+groups, batch, quiet, size, filters, repeat, scales = json.loads(sys.argv[1])
 torch.manual_seed(0)
 plain = WideResNet(7, 3, filters, repeat, scales, momentum=0.1).double()
 for parameter in plain.parameters():
@@ -36,8 +36,9 @@ for parameter in plain.parameters():
 ours = WideResNet(7, 3, filters, repeat, scales, momentum=0.1).to(memory_format=torch.channels_last)
 ours.load_state_dict(plain.state_dict())
 shape = fused.shape_of(ours, (3, size, size))
-assert shape is not None and fused.fits(shape, groups * batch, groups)
+assert shape is not None and fused.fits(shape, [batch] * groups)
 x = torch.randn(groups * batch, 3, size, size, dtype=torch.float64)
+views = torch.randn(*quiet, 3, size, size, dtype=torch.float64)
 ema = {name: 0.9 * parameter.detach() for name, parameter in plain.named_parameters()}
 low = {name: value.float().to(memory_format=torch.channels_last) if value.dim() == 4 else value.float()
        for name, value in ema.items()}
@@ -51,11 +52,15 @@ def compare(name, ours, reference):
     worst[name] = max(worst.get(name, 0.0), error.item())
 
 for passes, of in ((reference, plain), (kernels, ours)):
-    logits = torch.cat(several(passes, list(x.to(next(of.parameters()).dtype).chunk(groups)), stats="update"))
+    kind = next(of.parameters()).dtype
+    guesses, logits = both(passes, list(views.to(kind)), list(x.to(kind).chunk(groups)))
+    assert not any(guess.requires_grad for guess in guesses)
+    passes.guesses, logits = torch.cat(guesses), torch.cat(logits)
     (logits * direction.to(logits.dtype)).sum().backward()
     passes.logits = logits.detach()
     passes.averaged = torch.cat(several(passes, list(x.to(logits.dtype).chunk(groups)), weights="ema"))
 compare("logits", kernels.logits, reference.logits)
+compare("guesses", kernels.guesses, reference.guesses)
 compare("logits of the average", kernels.averaged, reference.averaged)
 assert not kernels.averaged.requires_grad
 for (name, parameter), (_, true) in zip(ours.named_parameters(), plain.named_parameters()):
@@ -79,20 +84,25 @@ print(json.dumps(worst))
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
 @pytest.mark.parametrize(
-    ("groups", "batch", "size", "filters", "repeat", "scales"),
-    [(1, 4, 8, 16, 1, 2), (3, 4, 8, 16, 2, 1), (2, 4, 8, 32, 1, 2), (2, 2, 16, 32, 1, 2)],
+    ("groups", "batch", "quiet", "size", "filters", "repeat", "scales"),
+    [
+        (1, 12, (1, 8), 8, 16, 1, 2),  # as MixMatch with fused passes
+        (3, 4, (2, 4), 8, 16, 2, 1),  # with official ones
+        (2, 4, (1, 4), 8, 32, 1, 2),
+        (2, 2, (3, 1), 16, 32, 1, 2),
+    ],
 )
 def test_kernels_compute_the_plain_network(
-    groups: int, batch: int, size: int, filters: int, repeat: int, scales: int
+    groups: int, batch: int, quiet: tuple[int, int], size: int, filters: int, repeat: int, scales: int
 ) -> None:
-    case = json.dumps([groups, batch, size, filters, repeat, scales])
+    case = json.dumps([groups, batch, quiet, size, filters, repeat, scales])
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, case], env=environment, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr
     worst = json.loads(done.stdout)
-    assert worst.keys() == {"logits", "logits of the average", "gradients", "statistics", "biases"}
+    assert worst.keys() == {"logits", "guesses", "logits of the average", "gradients", "statistics", "biases"}
     assert worst.pop("biases") < 1e-13  # their true gradient, in float64: zero but for rounding
     assert max(worst.values()) < 2e-5, worst
 
@@ -145,17 +155,20 @@ def test_a_network_with_another_part_has_no_kernels(network: WideResNet) -> None
 def test_values_that_32_bits_cannot_count_do_not_fit() -> None:
     shape = fused.shape_of(WideResNet(10), (3, 96, 96))
     assert shape is not None
-    assert fused.fits(shape, 5 * 256, 5)
+    assert fused.fits(shape, [256] * 5)
     assert 7264 * 96 * 96 * 32 < 2**31 < 7296 * 96 * 96 * 32
-    assert fused.fits(shape, 7264, 1)
-    assert not fused.fits(shape, 7296, 1)
+    assert fused.fits(shape, [7264])
+    assert not fused.fits(shape, [7296])
 
 
-@pytest.mark.parametrize(("images", "groups", "fit"), [(192, 3, True), (128, 2, True), (7, 1, True), (7, 2, False)])
-def test_which_batches_fit(images: int, groups: int, fit: bool) -> None:
-    shape = fused.shape_of(WideResNet(10), (3, 32, 32))
+@pytest.mark.parametrize(
+    ("sizes", "image", "fit"),
+    [([64] * 5, 32, True), ([128, 192], 32, True), ([7], 32, True), ([4, 8], 16, True), ([4, 6], 16, False)],
+)
+def test_which_batches_fit(sizes: list[int], image: int, fit: bool) -> None:
+    shape = fused.shape_of(WideResNet(10), (3, image, image))
     assert shape is not None
-    assert fused.fits(shape, images, groups) is fit
+    assert fused.fits(shape, sizes) is fit
 
 
 def test_tiles_fit_any_number_of_rows() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from mixmatch.draws import Draws
@@ -50,6 +51,21 @@ def several(
         logits: list[Tensor] = together(batches, weights, stats)
         return logits
     return [model(x, weights=weights, stats=stats if i == 0 else "batch") for i, x in enumerate(batches)]
+
+
+def both(
+    model: Predictor, targets: Sequence[Tensor], learned: Sequence[Tensor], weights: Weights = "live"
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Passes over batches that only targets come from, with these weights and without gradient; and over batches that
+    are learned from, the first of which updates the running statistics. A model that can take all of them together,
+    with the same outcome, has a method of this name."""
+    together = getattr(model, "both", None)
+    if together is not None:
+        logits: tuple[list[Tensor], list[Tensor]] = together(targets, learned, weights)
+        return logits
+    with torch.no_grad():
+        guesses = several(model, targets, weights)
+    return guesses, several(model, learned, stats="update")
 
 
 class Method(Protocol):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mixmatch import functional
 from mixmatch.draws import Draws
-from mixmatch.methods.base import Batch, Metrics, Predictor, Progress, several
+from mixmatch.methods.base import Batch, Metrics, Predictor, Progress, both
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,10 @@ class MixMatch:
     def loss(
         self, model: Predictor, batch: Batch, draws: Mapping[str, Tensor], progress: Progress
     ) -> tuple[Tensor, Metrics]:
-        q = self.guess(model, batch.u)
-        x, p, u, targets = functional.mixmatch(batch.x, batch.y, batch.u, q, draws["lam"], draws["perm"])
-        logits_x, logits_u = self.learn(model, x, u)
+        lam, perm = draws["lam"], draws["perm"]
+        x, u = functional.mix_union(batch.x, batch.u, lam, perm)
+        q, logits_x, logits_u = self.predict(model, batch.u, x, u)
+        p, targets = functional.mix_union(batch.y, q.expand(self.K, *q.shape), lam, perm)
         loss_x = functional.labeled_loss(logits_x, p)
         loss_u = functional.unlabeled_loss(logits_u, targets)
         weight = self.lambda_u * functional.linear_ramp(progress.step, self.ramp)
@@ -74,20 +75,16 @@ class MixMatch:
         confidence = q.amax(dim=-1).mean()
         return loss, {"loss": loss, "loss_x": loss_x, "loss_u": loss_u, "confidence": confidence}
 
-    @torch.no_grad()
-    def guess(self, model: Predictor, u: Tensor) -> Tensor:
-        """Guessed labels (B, L) from the views (K, B, ...): Algorithm 1, lines 7 and 8."""
+    def predict(self, model: Predictor, views: Tensor, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Guessed labels (B, L) from the views (K, B, ...), as in Algorithm 1, lines 7 and 8; and logits for the mixed
+        labeled (B, ...) and unlabeled images (K, B, ...), which do not depend on the guesses."""
         if self.passes == "official":
-            logits = torch.stack(several(model, list(u), weights=self.guess_weights))
-        else:
-            logits = model(u.flatten(0, 1), weights=self.guess_weights).reshape(*u.shape[:2], -1)
-        return functional.guess_labels(logits.softmax(dim=-1), self.T)
-
-    def learn(self, model: Predictor, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits for the mixed labeled (B, ...) and unlabeled images (K, B, ...)."""
-        if self.passes == "official":
-            logits = several(model, functional.interleave([x, *u]), stats="update")
+            guesses, logits = both(model, list(views), functional.interleave([x, *u]), self.guess_weights)
             logits_x, *logits_u = functional.interleave(logits)
-            return logits_x, torch.stack(logits_u)
-        logits_all = model(torch.cat([x, u.flatten(0, 1)]), stats="update")
-        return logits_all[: len(x)], logits_all[len(x) :].reshape(*u.shape[:2], -1)
+            logits_views = torch.stack(guesses)
+        else:
+            mixed = torch.cat([x, u.flatten(0, 1)])
+            (guess,), (logit,) = both(model, [views.flatten(0, 1)], [mixed], self.guess_weights)
+            logits_x, *logits_u = torch.split(logit, len(x))
+            logits_views = guess.reshape(*views.shape[:2], -1)
+        return functional.guess_labels(logits_views.softmax(dim=-1), self.T), logits_x, torch.stack(logits_u)

@@ -130,12 +130,30 @@ def available() -> bool:
     )
 
 
-def fits(shape: Shape, images: int, groups: int) -> bool:
-    """Whether groups of images divide into tiles, and 32 bits can count their values."""
+@dataclass(frozen=True)
+class Batches:
+    """How images lie one after the other: first `quiet` ones that nothing is learned from, in batches of `quiet_size`,
+    then the others, in batches of `size`."""
+
+    size: int
+    quiet: int = 0
+    quiet_size: int = 1
+
+    @property
+    def before(self) -> int:
+        """How many batches are quiet."""
+        return self.quiet // self.quiet_size
+
+    def count(self, images: int) -> int:
+        return self.before + (images - self.quiet) // self.size
+
+
+def fits(shape: Shape, sizes: Sequence[int]) -> bool:
+    """Whether batches of these sizes divide into tiles, and 32 bits can count their values."""
     smallest = shape.blocks[-1].size // shape.blocks[-1].stride
     largest = max(b.size**2 * max(b.in_channels, b.channels // b.stride**2) for b in shape.blocks)
-    tiles = images % groups == 0 and (images // groups) * smallest**2 % 64 == 0
-    return tiles and images * max(largest, shape.size**2 * shape.in_channels) < 2**31
+    tiles = all(size * smallest**2 % 64 == 0 for size in sizes)
+    return tiles and sum(sizes) * max(largest, shape.size**2 * shape.in_channels) < 2**31
 
 
 def problem(network: nn.Module, shape: Shape, images: int, device: torch.device) -> Exception | None:
@@ -145,9 +163,9 @@ def problem(network: nn.Module, shape: Shape, images: int, device: torch.device)
     learned = [tensors[name].requires_grad_() for name in names(shape)]
     x = torch.zeros(images, shape.in_channels, shape.size, shape.size, device=device)
     try:
-        logits = forward(network, shape, tensors, x, 1, update=False)
+        _, logits = forward(network, shape, tensors, x, Batches(images), update=False)
         torch.autograd.grad(logits.sum(), learned, allow_unused=True)
-        float(logits.sum())
+        float(logits.detach().sum())
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -171,18 +189,22 @@ def names(shape: Shape) -> list[str]:
 
 
 def forward(
-    network: nn.Module, shape: Shape, tensors: Mapping[str, Tensor], x: Tensor, groups: int, update: bool
-) -> Tensor:
-    """Logits of images (N, C, H, W) in `groups` batches, each normalized by itself. `update` lets the first of them
-    move the running statistics."""
+    network: nn.Module, shape: Shape, tensors: Mapping[str, Tensor], x: Tensor, batches: Batches, update: bool
+) -> tuple[Tensor, Tensor]:
+    """Logits of images (N, C, H, W), each batch normalized by itself: those of the quiet ones, without gradient, and
+    of the others. `update` lets the first of the latter move the running statistics."""
     weights = [tensors[name] for name in names(shape)]
     images = x.permute(0, 2, 3, 1).to(NUMBERS).contiguous()
     save = torch.is_grad_enabled() and any(w.requires_grad for w in weights)
-    pooled, sums, *_ = _features(images, packed(weights), weights, groups, shape.encoded(), save)
+    layout = [batches.size, batches.quiet, batches.quiet_size]
+    pooled, sums, *_ = _features(images, packed(weights), weights, layout, shape.encoded(), save)
     if update:
-        _update_running(network, shape, tensors, sums.detach(), len(x) // groups)
+        _update_running(network, shape, tensors, sums[batches.before].detach(), batches.size)
+    pooled = pooled.to(NUMBERS)
     head = (tensors["head.weight"].to(NUMBERS), tensors["head.bias"].to(NUMBERS))
-    return nn.functional.linear(pooled.to(NUMBERS), *head).float()
+    with torch.no_grad():
+        quiet = nn.functional.linear(pooled[: batches.quiet], *head).float()
+    return quiet, nn.functional.linear(pooled[batches.quiet :], *head).float()
 
 
 def packed(weights: list[Tensor]) -> Tensor:
@@ -214,13 +236,13 @@ def spread(
 
 @torch.no_grad()
 def _update_running(network: nn.Module, shape: Shape, tensors: Mapping[str, Tensor], sums: Tensor, images: int) -> None:
-    """Move the running statistics towards those of the first batch, as `nn.BatchNorm2d` does."""
+    """Move the running statistics towards those of a batch, as `nn.BatchNorm2d` does."""
     prefixes = [f"blocks.{i}.norm{j}" for i in range(len(shape.blocks)) for j in (1, 2)] + ["norm"]
     assert isinstance(network, WideResNet)
     momentum = network.norm.momentum
     assert momentum is not None
     means, variances = [], []
-    for size, part in zip(shape.norm_sizes, torch.split(sums[0], shape.norms, dim=1), strict=True):
+    for size, part in zip(shape.norm_sizes, torch.split(sums, shape.norms, dim=1), strict=True):
         rows = images * size * size
         mean = part[0] / rows
         means.append(mean)
@@ -235,15 +257,15 @@ def _update_running(network: nn.Module, shape: Shape, tensors: Mapping[str, Tens
 
 @torch.library.custom_op("mixmatch::wide_resnet_features", mutates_args=())
 def _features(
-    x: Tensor, kernels: Tensor, weights: list[Tensor], groups: int, shape: list[int], save: bool
+    x: Tensor, kernels: Tensor, weights: list[Tensor], batches: list[int], shape: list[int], save: bool
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Pooled features (N, C), sums for batch norm, and if `save`, what the backward pass needs."""
-    return _Pass(Shape.decoded(tuple(shape)), kernels, weights, x, groups).forward(save)
+    return _Pass(Shape.decoded(tuple(shape)), kernels, weights, x, Batches(*batches)).forward(save)
 
 
 @_features.register_fake
 def _(
-    x: Tensor, kernels: Tensor, weights: list[Tensor], groups: int, shape: list[int], save: bool
+    x: Tensor, kernels: Tensor, weights: list[Tensor], batches: list[int], shape: list[int], save: bool
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     net = Shape.decoded(tuple(shape))
     images = x.shape[0]
@@ -255,7 +277,7 @@ def _(
             saved += [before, before.clone(), after, after.clone()]
         saved.append(after.clone())
     pooled = x.new_empty(images, net.blocks[-1].channels, dtype=torch.float32)
-    return pooled, x.new_empty(groups, 2, sum(net.norms), dtype=torch.float32), saved
+    return pooled, x.new_empty(Batches(*batches).count(images), 2, sum(net.norms), dtype=torch.float32), saved
 
 
 @torch.library.custom_op("mixmatch::wide_resnet_gradient", mutates_args=())
@@ -266,11 +288,13 @@ def _gradient(
     saved: list[Tensor],
     kernels: Tensor,
     weights: list[Tensor],
-    groups: int,
+    batches: list[int],
     shape: list[int],
 ) -> tuple[Tensor, Tensor]:
     """The gradients of all convolutions' weights, one after the other, and of the norms' gammas and betas (2, C)."""
-    return _Pass(Shape.decoded(tuple(shape)), kernels, weights, x, groups).backward(g, sums, saved)
+    net, (size, quiet, quiet_size) = Shape.decoded(tuple(shape)), batches
+    learned = _Pass(net, kernels, weights, x[quiet:], Batches(size))
+    return learned.backward(g[quiet:], sums[quiet // quiet_size :], [values[quiet:] for values in saved])
 
 
 @_gradient.register_fake
@@ -281,16 +305,16 @@ def _(
     saved: list[Tensor],
     kernels: Tensor,
     weights: list[Tensor],
-    groups: int,
+    batches: list[int],
     shape: list[int],
 ) -> tuple[Tensor, Tensor]:
     return g.new_empty(sum(w.numel() for w in weights if w.dim() == 4)), g.new_empty(2, sums.shape[2])
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, list[Tensor]]) -> None:
-    x, kernels, weights, groups, shape, _ = inputs
+    x, kernels, weights, batches, shape, _ = inputs
     _, sums, saved = output
-    ctx.groups, ctx.shape, ctx.count = groups, shape, len(weights)
+    ctx.batches, ctx.shape, ctx.count = batches, shape, len(weights)
     ctx.save_for_backward(x, sums, kernels, *weights, *saved)
     ctx.mark_non_differentiable(sums, *saved)
     ctx.set_materialize_grads(False)
@@ -299,7 +323,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 def _backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Any, ...]:
     x, sums, kernels, *rest = ctx.saved_tensors
     weights, saved = rest[: ctx.count], rest[ctx.count :]
-    d_kernels, d_norms = _gradient(g.contiguous(), x, sums, saved, kernels, weights, ctx.groups, ctx.shape)
+    d_kernels, d_norms = _gradient(g.contiguous(), x, sums, saved, kernels, weights, ctx.batches, ctx.shape)
     gradients: list[Tensor | None] = []
     shapes = [w.shape for w in weights]
     flat = torch.split(d_kernels, [s.numel() for s in shapes if len(s) == 4])
@@ -321,11 +345,11 @@ _features.register_autograd(_backward, setup_context=_setup_context)
 class _Pass:
     """The kernels of one pass, in order."""
 
-    def __init__(self, shape: Shape, kernels: Tensor, weights: list[Tensor], x: Tensor, groups: int) -> None:
+    def __init__(self, shape: Shape, kernels: Tensor, weights: list[Tensor], x: Tensor, batches: Batches) -> None:
         from mixmatch.networks import kernels as programs
 
         self.k = programs
-        self.shape, self.x, self.groups = shape, x, groups
+        self.shape, self.x, self.batches = shape, x, batches
         self.images = len(x)
         self.total = sum(shape.norms)
         count = sum(2 + block.shortcut for block in shape.blocks) + 1
@@ -341,15 +365,21 @@ class _Pass:
     # -------------------------------- kernels
 
     def sums(self) -> Tensor:
-        return torch.zeros(self.groups, 2, self.total, dtype=torch.float32, device=self.x.device)
+        return torch.zeros(self.batches.count(self.images), 2, self.total, dtype=torch.float32, device=self.x.device)
 
     def gather(self, backward: bool) -> None:
         """Make the weights that `convolve_spans` takes."""
         index, counts = spread(tuple(self.shapes), tuple(self.spans), backward, self.kernels.device)
         self.spread = torch.split(self.kernels.index_select(0, index), counts)
 
-    def rows(self, size: int) -> int:
-        return self.images // self.groups * size * size
+    def rows(self, size: int) -> tuple[int, int, int, int]:
+        """What kernels must know of the batches of images of this size: see `kernels`."""
+        pixels, batches = size * size, self.batches
+        return batches.quiet * pixels, batches.quiet_size * pixels, batches.size * pixels, batches.before
+
+    def alike(self, size: int) -> int:
+        """Rows of images of this size that are of one batch, wherever one begins: tiles must divide them."""
+        return math.gcd(self.batches.size, self.batches.quiet_size if self.batches.quiet else 0) * size * size
 
     def convolve(
         self,
@@ -373,8 +403,8 @@ class _Pass:
         else:
             in_size, out_size = size, size // stride
         y = x.new_empty(self.images, out_size, out_size, out_channels)
-        rows, span = self.rows(out_size), self.spans[convolution]
-        alike = rows // (span * stride**2 if backward else span)
+        span = self.spans[convolution]
+        alike = self.alike(out_size) // (span * stride**2 if backward else span)
         bm, bn, bk, warps, stages = conv_tiles(alike, kernel, in_channels, out_channels, backward, span)
         at = self.at[norm]
         gamma, beta = self.norms[norm]
@@ -410,11 +440,19 @@ class _Pass:
         }
         grid = (self.images * out_size * out_size // span // bm, out_channels * span // bn)
         if span > 1:
-            self.k.convolve_spans[grid](*tensors, self.total, rows, SPAN=span, **options)
+            self.k.convolve_spans[grid](*tensors, self.total, *self.rows(out_size), SPAN=span, **options)
         else:
             pad = kernel // 2 if stride == 1 else 0
             self.k.convolve[grid](
-                *tensors, self.total, rows, IN_H=in_size, IN_W=in_size, SIZE=kernel, STRIDE=stride, PAD=pad, **options
+                *tensors,
+                self.total,
+                *self.rows(out_size),
+                IN_H=in_size,
+                IN_W=in_size,
+                SIZE=kernel,
+                STRIDE=stride,
+                PAD=pad,
+                **options,
             )
         return y
 
@@ -450,7 +488,7 @@ class _Pass:
     def normalize(self, x: Tensor, sums: Tensor, norm: int) -> Tensor:
         size, channels = x.shape[1], x.shape[3]
         y = torch.empty_like(x)
-        bm = point_rows(self.rows(size), channels)
+        bm = point_rows(self.alike(size), channels)
         gamma, beta = self.norms[norm]
         self.k.normalize[(x.numel() // channels // bm,)](
             x,
@@ -459,7 +497,7 @@ class _Pass:
             beta,
             y,
             self.total,
-            self.rows(size),
+            *self.rows(size),
             C=channels,
             EPS=EPS,
             SLOPE=SLOPE,
@@ -478,7 +516,7 @@ class _Pass:
             beta,
             y,
             self.total,
-            self.rows(x.shape[1]),
+            *self.rows(x.shape[1]),
             C=channels,
             PIXELS=pixels,
             EPS=EPS,
@@ -490,7 +528,7 @@ class _Pass:
     def pool_gradient(self, g: Tensor, x: Tensor, sums: Tensor, g_sums: Tensor, norm: int) -> Tensor:
         pixels, channels = x.shape[1] * x.shape[2], x.shape[3]
         y = torch.empty_like(x)
-        bm = point_rows(self.rows(x.shape[1]), channels)
+        bm = point_rows(self.alike(x.shape[1]), channels)
         gamma, beta = self.norms[norm]
         at = self.at[norm]
         self.k.activation_gradient[(x.numel() // channels // bm,)](
@@ -502,7 +540,7 @@ class _Pass:
             y,
             g_sums[:, :, at:],
             self.total,
-            self.rows(x.shape[1]),
+            *self.rows(x.shape[1]),
             C=channels,
             PIXELS=pixels,
             EPS=EPS,
@@ -516,7 +554,7 @@ class _Pass:
     ) -> Tensor:
         channels = x.shape[3]
         y = torch.empty_like(x)
-        bm = point_rows(self.rows(x.shape[1]), channels)
+        bm = point_rows(self.alike(x.shape[1]), channels)
         at = self.at[norm]
         self.k.norm_gradient[(x.numel() // channels // bm,)](
             g,
@@ -527,7 +565,7 @@ class _Pass:
             y if residual is None else residual,
             y,
             self.total,
-            self.rows(x.shape[1]),
+            *self.rows(x.shape[1]),
             C=channels,
             RESIDUAL=residual is not None,
             EPS=EPS,

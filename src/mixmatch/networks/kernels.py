@@ -1,8 +1,9 @@
 """Triton kernels for a network of batch norm, leaky ReLU and convolutions, on bf16 images in (N, H, W, C) order.
 
-Statistics of batch norm are sums of values and of squares, laid out (groups, 2, channels of all layers). A convolution
+Statistics of batch norm are sums of values and of squares, laid out (batches, 2, channels of all layers). A convolution
 adds up those of its own output while it has it at hand, and its backward pass those that batch norm's gradient needs.
-Images are in `groups` of equal size, one after the other; each is normalized by itself, as if it had been a batch.
+Batches of images lie one after the other, and each is normalized by itself: those up to row `split` have `first` rows
+each and are `before` in number, the others have `rest`.
 """
 
 from __future__ import annotations
@@ -12,10 +13,17 @@ import triton.language as tl
 
 
 @triton.jit
-def _statistics(sums, c, total, group, rows_per_group, EPS: tl.constexpr):
-    """The mean of channels c in a group, and the reciprocal of their deviation."""
-    mean = tl.load(sums + group * 2 * total + c) / rows_per_group
-    square = tl.load(sums + group * 2 * total + total + c) / rows_per_group
+def _batch(row, split, first, rest, before):
+    """The batch of a row, and how many rows it has."""
+    early = row < split
+    return tl.where(early, row // first, before + (row - split) // rest), tl.where(early, first, rest)
+
+
+@triton.jit
+def _statistics(sums, c, total, batch, rows, EPS: tl.constexpr):
+    """The mean of channels c in a batch, and the reciprocal of their deviation."""
+    mean = tl.load(sums + batch * 2 * total + c) / rows
+    square = tl.load(sums + batch * 2 * total + total + c) / rows
     return mean, 1.0 / tl.sqrt(tl.maximum(square - mean * mean, 0.0) + EPS)
 
 
@@ -31,7 +39,8 @@ def _finish(
     acc,
     at,
     c,
-    group,
+    batch,
+    rows,
     bias,
     residual,
     y,
@@ -41,7 +50,6 @@ def _finish(
     gamma,
     beta,
     total,
-    rows_per_group,
     BACKWARD: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
@@ -49,14 +57,15 @@ def _finish(
     EPS: tl.constexpr,
     SLOPE: tl.constexpr,
 ):
-    """What a convolution does with its sums `acc`, which belong `at` places of y and to channels c."""
+    """What a convolution does with its sums `acc`, which belong `at` places of y, to channels c and to a batch of so
+    many rows."""
     if BIAS:
         acc += tl.load(bias + c)[None, :]
     if RESIDUAL:
         acc += tl.load(residual + at).to(tl.float32)
     if BACKWARD and SUMS:
         before = tl.load(raw + at).to(tl.float32)
-        mean, rstd = _statistics(raw_sums, c, total, group, rows_per_group, EPS)
+        mean, rstd = _statistics(raw_sums, c, total, batch, rows, EPS)
         scale, shift = _affine(mean, rstd, gamma, beta, c)
         out = tl.where(before * scale + shift > 0, acc, SLOPE * acc).to(y.dtype.element_ty)
         tl.store(y + at, out)
@@ -70,8 +79,8 @@ def _finish(
         first = tl.sum(value, 0)
         second = tl.sum(value * value, 0)
     if SUMS:
-        tl.atomic_add(sums + group * 2 * total + c, first, sem="relaxed")
-        tl.atomic_add(sums + group * 2 * total + total + c, second, sem="relaxed")
+        tl.atomic_add(sums + batch * 2 * total + c, first, sem="relaxed")
+        tl.atomic_add(sums + batch * 2 * total + total + c, second, sem="relaxed")
 
 
 @triton.jit
@@ -87,7 +96,10 @@ def convolve(
     gamma,
     beta,
     total,
-    rows_per_group,
+    split,
+    first,
+    rest,
+    before,
     H: tl.constexpr,
     W: tl.constexpr,
     IN_H: tl.constexpr,
@@ -172,9 +184,9 @@ def convolve(
             b = tl.load(from_weights, mask=known[:, None], other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
     at = m[:, None] * OUT_C + n[None, :]
-    group = (tile * BM) // (rows_per_group // (STEP * STEP))
+    batch, rows = _batch(tile * BM * STEP * STEP, split, first, rest, before)
     _finish(
-        acc, at, n, group, bias, residual, y, sums, raw, raw_sums, gamma, beta, total, rows_per_group,
+        acc, at, n, batch, rows, bias, residual, y, sums, raw, raw_sums, gamma, beta, total,
         BACKWARD, BIAS, RESIDUAL, SUMS, EPS, SLOPE,
     )  # fmt: skip
 
@@ -192,7 +204,10 @@ def convolve_spans(
     gamma,
     beta,
     total,
-    rows_per_group,
+    split,
+    first,
+    rest,
+    before,
     H: tl.constexpr,
     W: tl.constexpr,
     IN_C: tl.constexpr,
@@ -240,9 +255,9 @@ def convolve_spans(
             b = tl.load(weights + (dy * WIDTH + block), mask=known[:, None], other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
     at = j[:, None] * (SPAN * OUT_C) + n[None, :]
-    group = (tl.program_id(0) * BM) // (rows_per_group // SPAN)
+    batch, rows = _batch(tl.program_id(0) * BM * SPAN, split, first, rest, before)
     _finish(
-        acc, at, n % OUT_C, group, bias, residual, y, sums, raw, raw_sums, gamma, beta, total, rows_per_group,
+        acc, at, n % OUT_C, batch, rows, bias, residual, y, sums, raw, raw_sums, gamma, beta, total,
         BACKWARD, BIAS, RESIDUAL, SUMS, EPS, SLOPE,
     )  # fmt: skip
 
@@ -306,7 +321,10 @@ def normalize(
     beta,
     y,
     total,
-    rows_per_group,
+    split,
+    first,
+    rest,
+    before,
     C: tl.constexpr,
     EPS: tl.constexpr,
     SLOPE: tl.constexpr,
@@ -316,7 +334,8 @@ def normalize(
     tile = tl.program_id(0)
     c = tl.arange(0, C)
     at = (tile * BM + tl.arange(0, BM))[:, None] * C + c[None, :]
-    mean, rstd = _statistics(sums, c, total, (tile * BM) // rows_per_group, rows_per_group, EPS)
+    batch, rows = _batch(tile * BM, split, first, rest, before)
+    mean, rstd = _statistics(sums, c, total, batch, rows, EPS)
     scale, shift = _affine(mean, rstd, gamma, beta, c)
     z = tl.load(x + at).to(tl.float32) * scale + shift
     tl.store(y + at, tl.where(z > 0, z, SLOPE * z).to(y.dtype.element_ty))
@@ -330,7 +349,10 @@ def pool(
     beta,
     y,
     total,
-    rows_per_group,
+    split,
+    first,
+    rest,
+    before,
     C: tl.constexpr,
     PIXELS: tl.constexpr,
     EPS: tl.constexpr,
@@ -340,8 +362,8 @@ def pool(
     """y (N, C) = the mean over each image's pixels of leaky ReLU of batch norm of x."""
     image = tl.program_id(0)
     c = tl.arange(0, C)
-    group = (image * PIXELS) // rows_per_group
-    mean, rstd = _statistics(sums, c, total, group, rows_per_group, EPS)
+    batch, rows = _batch(image * PIXELS, split, first, rest, before)
+    mean, rstd = _statistics(sums, c, total, batch, rows, EPS)
     scale, shift = _affine(mean, rstd, gamma, beta, c)
     acc = tl.zeros((C,), dtype=tl.float32)
     for i in range(0, PIXELS, BM):
@@ -361,7 +383,10 @@ def activation_gradient(
     y,
     out_sums,
     total,
-    rows_per_group,
+    split,
+    first,
+    rest,
+    before,
     C: tl.constexpr,
     PIXELS: tl.constexpr,
     EPS: tl.constexpr,
@@ -374,21 +399,21 @@ def activation_gradient(
     c = tl.arange(0, C)
     m = tile * BM + tl.arange(0, BM)
     at = m[:, None] * C + c[None, :]
-    group = (tile * BM) // rows_per_group
-    before = tl.load(x + at).to(tl.float32)
-    mean, rstd = _statistics(sums, c, total, group, rows_per_group, EPS)
+    batch, rows = _batch(tile * BM, split, first, rest, before)
+    raw = tl.load(x + at).to(tl.float32)
+    mean, rstd = _statistics(sums, c, total, batch, rows, EPS)
     scale, shift = _affine(mean, rstd, gamma, beta, c)
     if PIXELS == 0:
         d = tl.load(g + at).to(tl.float32)
     else:
         d = tl.load(g + (m // PIXELS)[:, None] * C + c[None, :]).to(tl.float32) / PIXELS
-    out = tl.where(before * scale + shift > 0, d, SLOPE * d).to(y.dtype.element_ty)
+    out = tl.where(raw * scale + shift > 0, d, SLOPE * d).to(y.dtype.element_ty)
     tl.store(y + at, out)
     value = out.to(tl.float32)
-    first = tl.sum(value, 0)
-    second = (tl.sum(value * before, 0) - mean * first) * rstd
-    tl.atomic_add(out_sums + group * 2 * total + c, first, sem="relaxed")
-    tl.atomic_add(out_sums + group * 2 * total + total + c, second, sem="relaxed")
+    plain = tl.sum(value, 0)
+    tl.atomic_add(out_sums + batch * 2 * total + c, plain, sem="relaxed")
+    product = (tl.sum(value * raw, 0) - mean * plain) * rstd
+    tl.atomic_add(out_sums + batch * 2 * total + total + c, product, sem="relaxed")
 
 
 @triton.jit
@@ -401,7 +426,10 @@ def norm_gradient(
     residual,
     y,
     total,
-    rows_per_group,
+    split,
+    first,
+    rest,
+    before,
     C: tl.constexpr,
     RESIDUAL: tl.constexpr,
     EPS: tl.constexpr,
@@ -411,10 +439,10 @@ def norm_gradient(
     tile = tl.program_id(0)
     c = tl.arange(0, C)
     at = (tile * BM + tl.arange(0, BM))[:, None] * C + c[None, :]
-    group = (tile * BM) // rows_per_group
-    mean, rstd = _statistics(sums, c, total, group, rows_per_group, EPS)
-    mean_g = tl.load(g_sums + group * 2 * total + c) / rows_per_group
-    slope = tl.load(g_sums + group * 2 * total + total + c) / rows_per_group
+    batch, rows = _batch(tile * BM, split, first, rest, before)
+    mean, rstd = _statistics(sums, c, total, batch, rows, EPS)
+    mean_g = tl.load(g_sums + batch * 2 * total + c) / rows
+    slope = tl.load(g_sums + batch * 2 * total + total + c) / rows
     scale = tl.load(gamma + c) * rstd
     by_x = -scale * slope * rstd
     shift = -scale * mean_g - by_x * mean

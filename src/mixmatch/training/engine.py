@@ -30,7 +30,7 @@ from mixmatch.settings import Settings
 from mixmatch.training import checkpoint
 from mixmatch.training.checkpoint import Checkpoint
 from mixmatch.training.evaluate import Evaluation, evaluate
-from mixmatch.training.fast import Loss, Recipe, Recorded, compiled, reason
+from mixmatch.training.fast import Loss, Recipe, Recorded, account, compiled, compiled_account, reason
 from mixmatch.training.model import Model, full_fp32
 from mixmatch.training.optimizer import build_optimizer, learning_rate, load_optimizer_state, optimizer_state
 from mixmatch.training.progress import Reporter
@@ -105,7 +105,7 @@ class Trainer:
         """The network's shape if there are kernels for it that run here."""
         images, settings = self.settings.batch_size, self.settings
         shape = fused.shape_of(network, self.source.input_shape) if settings.precision == "bf16" else None
-        if shape is None or not fused.available() or not fused.fits(shape, images, 1):
+        if shape is None or not fused.available() or not fused.fits(shape, [images]):
             return None
         error = fused.problem(network, shape, images, self.device)
         if error is not None:
@@ -156,12 +156,12 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.model.update_ema()
-        bad = ~torch.isfinite(loss.detach()) & (self._first_bad < 0)
-        self._first_bad.copy_(torch.where(bad, draws["step"].long(), self._first_bad))
-        for name, value in metrics.items():
+        for name in metrics:
             if name not in self._sums:
                 self._sums[name] = torch.zeros((), dtype=self._exact, device=self.device)
-            self._sums[name] += value.detach()
+        sums, values = [self._sums[name] for name in metrics], [value.detach() for value in metrics.values()]
+        add_up = account if self._compiled is None else compiled_account()
+        add_up(sums, values, self._first_bad, loss.detach(), draws["step"])
 
     # ---------------------------------------------------------------- many steps
 
@@ -176,7 +176,9 @@ class Trainer:
                     self._recorded.load(chunk)
                     near = chunk
                 else:
-                    near = {name: values.to(self.device, non_blocking=True) for name, values in chunk.items()}
+                    near = {
+                        name: self._pinned(values).to(self.device, non_blocking=True) for name, values in chunk.items()
+                    }
                 for i in range(len(chunk["step"])):
                     if should_stop():
                         return
@@ -222,7 +224,11 @@ class Trainer:
             for step in range(first, first + count)
         ]
         chunk["rate"] = torch.tensor(rates, dtype=torch.float32)
-        return {name: values.pin_memory() for name, values in chunk.items()} if self.stream is not None else chunk
+        return chunk
+
+    def _pinned(self, values: Tensor) -> Tensor:
+        """In memory that the GPU can copy from while it works."""
+        return values if self.stream is None else values.pin_memory()
 
     @property
     def engine(self) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import copy
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -105,6 +106,20 @@ def compiled(
     return fast
 
 
+@torch.no_grad()
+def account(sums: list[Tensor], values: list[Tensor], first_bad: Tensor, loss: Tensor, step: Tensor) -> None:
+    """Add a step's metrics to their sums, and if its loss is the first that is not finite, keep its number."""
+    for total, value in zip(sums, values, strict=True):
+        total.add_(value)
+    bad = ~torch.isfinite(loss) & (first_bad < 0)
+    first_bad.copy_(torch.where(bad, step.long(), first_bad))
+
+
+@lru_cache
+def compiled_account() -> Callable[[list[Tensor], list[Tensor], Tensor, Tensor, Tensor], None]:
+    return torch.compile(account, fullgraph=True, dynamic=False)
+
+
 def keep_compiled_code() -> None:
     """Keep what is compiled for the next start, beside the data sets, unless a place is chosen already or none of ours
     can be written to: then the compiler has one of its own."""
@@ -120,6 +135,19 @@ def keep_compiled_code() -> None:
 # ---------------------------------------------------------------- recorded
 
 
+ALIGNED = 16
+"""Bytes at whose multiples compiled code wants its inputs to begin."""
+
+
+class Place(NamedTuple):
+    """Where in a row of bytes a draw lies, and what it is."""
+
+    start: int
+    end: int
+    dtype: torch.dtype
+    shape: torch.Size
+
+
 class Recorded:
     """The steps of a trainer on CUDA, replayed from a recording."""
 
@@ -127,7 +155,8 @@ class Recorded:
         self._trainer = trainer
         self._chunk = chunk
         self._cursor = torch.zeros(1, dtype=torch.int64, device=trainer.device)
-        self._buffers: dict[str, Tensor] = {}
+        self._rows = torch.empty(0, device=trainer.device)
+        self._places: dict[str, Place] = {}
         self._x: Tensor | None = None
         self._u: Tensor | None = None
         self._noise: Tensor | None = None
@@ -135,13 +164,19 @@ class Recorded:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def load(self, draws: Tensors) -> None:
-        """Copy the draws of the coming steps, stacked and in pinned memory, to where the recording reads them."""
-        if not self._buffers:
+        """Copy the draws of the coming steps, stacked, to where the recording reads them: a row of bytes for each."""
+        count = len(draws["step"])
+        if not self._places:
+            end = 0
             for name, values in draws.items():
-                shape = (self._chunk, *values.shape[1:])
-                self._buffers[name] = torch.empty(shape, dtype=values.dtype, device=self._trainer.device)
-        for name, values in draws.items():
-            self._buffers[name][: len(values)].copy_(values, non_blocking=True)
+                size = values[0].numel() * values.element_size()
+                self._places[name] = Place(end, end + size, values.dtype, values.shape[1:])
+                end += -(-size // ALIGNED) * ALIGNED
+            self._rows = torch.empty(self._chunk, end, dtype=torch.uint8, device=self._trainer.device)
+        rows = torch.empty(count, self._rows.shape[1], dtype=torch.uint8, pin_memory=self._rows.is_cuda)
+        for name, place in self._places.items():
+            rows[:, place.start : place.end] = draws[name].contiguous().view(torch.uint8).reshape(count, -1)
+        self._rows[:count].copy_(rows, non_blocking=True)
         self._cursor.zero_()
 
     def step(self, x: Tensor | None, u: Tensor | None, noise: Tensor | None) -> None:
@@ -182,7 +217,8 @@ class Recorded:
 
     def _body(self) -> None:
         trainer = self._trainer
-        draws = {name: buffer.index_select(0, self._cursor).squeeze(0) for name, buffer in self._buffers.items()}
+        row = self._rows.index_select(0, self._cursor)[0]
+        draws = {name: row[p.start : p.end].view(p.dtype).reshape(p.shape) for name, p in self._places.items()}
         trainer.rate.copy_(draws.pop("rate"))
         x, u = self._x, self._u
         if trainer.pool.resident:

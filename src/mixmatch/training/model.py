@@ -7,7 +7,7 @@ every call says both.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -49,8 +49,8 @@ class Passes:
     ) -> Tensor:
         """Logits (N, L) in float32 for images (N, C, H, W). `full_precision` rules out bf16 for this pass."""
         lower = self.precision == "bf16" and not full_precision
-        if lower and stats != "running" and self.shape is not None and fused.fits(self.shape, len(x), 1):
-            return self._fused(x, 1, weights, stats)
+        if lower and stats != "running" and self.shape is not None and fused.fits(self.shape, [len(x)]):
+            return self._fused([], [x], weights, stats)[1][0]
         with self._statistics(stats), torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=lower):
             if weights == "ema":
                 with torch.no_grad():
@@ -63,21 +63,43 @@ class Passes:
 
     def several(self, batches: Sequence[Tensor], weights: Weights = "live", stats: Stats = "batch") -> list[Tensor]:
         """A pass over each batch with its own statistics; `stats` is for the first, "batch" for the others."""
-        groups, images = len(batches), sum(len(x) for x in batches)
-        alike = all(len(x) == len(batches[0]) for x in batches)
-        if self.precision == "bf16" and alike and self.shape is not None and fused.fits(self.shape, images, groups):
-            return list(self._fused(torch.cat(list(batches)), groups, weights, stats).chunk(groups))
+        if self._can_fuse(batches):
+            return self._fused([], batches, weights, stats)[1]
         return [self(x, weights, stats if i == 0 else "batch") for i, x in enumerate(batches)]
 
-    def _fused(self, x: Tensor, groups: int, weights: Weights, stats: Stats) -> Tensor:
+    def both(
+        self, targets: Sequence[Tensor], learned: Sequence[Tensor], weights: Weights = "live"
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Passes over batches that only targets come from, with these weights and without gradient, and over batches
+        that are learned from, the first of which updates the running statistics."""
+        if weights == "live" and self._can_fuse(targets, learned):
+            return self._fused(targets, learned, weights, "update")
+        with torch.no_grad():
+            guesses = self.several(targets, weights)
+        return guesses, self.several(learned, stats="update")
+
+    def _can_fuse(self, *kinds: Sequence[Tensor]) -> bool:
+        """Whether kernels can take these batches together: those of a kind must be of one size."""
+        alike = all(len(x) == len(batches[0]) for batches in kinds for x in batches)
+        sizes = [len(x) for batches in kinds for x in batches]
+        return self.precision == "bf16" and alike and self.shape is not None and fused.fits(self.shape, sizes)
+
+    def _fused(
+        self, quiet: Sequence[Tensor], learned: Sequence[Tensor], weights: Weights, stats: Stats
+    ) -> tuple[list[Tensor], list[Tensor]]:
         assert self.shape is not None
         tensors = self.tensors
         if tensors is None:
             tensors = {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
-        if weights == "ema":
-            with torch.no_grad():
-                return fused.forward(self.network, self.shape, {**tensors, **self.ema}, x, groups, stats == "update")
-        return fused.forward(self.network, self.shape, tensors, x, groups, stats == "update")
+        size = len(learned[0])
+        batches = fused.Batches(size)
+        if quiet:
+            batches = fused.Batches(size, sum(len(x) for x in quiet), len(quiet[0]))
+        x = torch.cat([*quiet, *learned])
+        tensors = {**tensors, **self.ema} if weights == "ema" else tensors
+        with torch.no_grad() if weights == "ema" else nullcontext():
+            first, rest = fused.forward(self.network, self.shape, tensors, x, batches, stats == "update")
+        return list(torch.split(first, batches.quiet_size)) if quiet else [], list(torch.split(rest, size))
 
     @contextmanager
     def _statistics(self, stats: Stats) -> Iterator[None]:
