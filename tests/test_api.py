@@ -137,6 +137,50 @@ def test_resuming_with_other_settings_lists_them(finished: Path) -> None:
         train(finished, resume=True, network=nn.Linear(1, 1))
 
 
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_run_can_be_taken_further_and_ends_as_a_longer_one(tmp_path: Path, stop: bool) -> None:
+    """Finished at step 8 and taken on to 14; or stopped before 4 of 11, and ended at 14 all the same."""
+    whole, ours = tmp_path / "whole", tmp_path / "ours"
+    record = train(whole, steps=14)
+    if stop:
+        with pytest.raises(Interrupted):
+            train(ours, reporter=StopAt(3))
+    else:
+        assert train(ours, steps=8)["steps"] == 8
+    further = train(ours, steps=14, resume=True)
+    assert further["curve"] == record["curve"]
+    assert (further["steps"], further["settings"]) == (14, record["settings"])
+    assert (ours / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert RunFolder(ours).config() == RunFolder(whole).config()
+    assert train(ours, steps=14, resume=True) == further == train(ours, resume=True, steps=None)
+
+
+def test_a_run_can_be_ended_where_it_stands_but_not_before(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        train(tmp_path, reporter=StopAt(6))
+    step = RunFolder(tmp_path).load_checkpoint().step  # type: ignore[union-attr]
+    assert 6 <= step < 11
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(MixMatchError, match=f"has taken {step} steps already: it cannot end after 5"):
+        train(tmp_path, resume=True, steps=5)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    record = train(tmp_path, resume=True, steps=step)
+    assert record["steps"] == record["curve"][-1]["step"] == step
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"schedule": "cosine"}, "its learning rate follows them"),
+        ({"method": "pi-model"}, "the unlabeled weight of pi-model rises over a part of them"),
+    ],
+)
+def test_what_follows_the_number_of_steps_cannot_be_taken_further(tmp_path: Path, given: Any, why: str) -> None:
+    train(tmp_path, **given)
+    with pytest.raises(MixMatchError, match=f"was made for 11 steps, not 20: {why}"):
+        train(tmp_path, resume=True, steps=20, **given)
+
+
 def test_settings_need_not_be_repeated_to_resume(finished: Path) -> None:
     record = mixmatch.train(tiny_source(), out=finished, resume=True, reporter=Quiet(), device="cpu")
     assert record["settings"]["batch_size"] == 5

@@ -64,7 +64,8 @@ def train(
         data: a built-in name (`digits`, `cifar10`, ...), a folder of your own images, a file of your own arrays
             (.npz, .npy) or a table (.csv, .parquet), or a `Source` of your own arrays.
         out: the run folder; by default `runs/DATA-METHOD-LABELS-seedSEED`.
-        resume: go on with the run in `out`. Settings not given are the run's own; others are refused.
+        resume: go on with the run in `out`. Settings not given are the run's own; others are refused, but for `steps`
+            where nothing else depends on them: a run can be taken further, finished or not, or ended sooner.
         checkpoint: resume from this checkpoint instead of the newest.
         checkpoint_every: steps between checkpoints; by default one a minute.
         network: a name for `mixmatch.networks.build`, or any `torch.nn.Module` that maps images (or features) to
@@ -180,7 +181,7 @@ def _training(job: Mapping[str, Any], stop: engine.Stop, beside: bool) -> Genera
     if run.exists():
         wanted = _continued(run, name, settings, reading, options["resume"], own)
         finished = run.result()
-        if finished is not None and checkpoint is None:
+        if finished is not None and checkpoint is None and finished["steps"] == wanted.steps:
             return finished
         if wanted.network.startswith("custom:") and network is None:
             raise MixMatchError(f"{run.path} is of a network of your own, {wanted.network[7:]}: pass it to train()")
@@ -392,7 +393,15 @@ def _continued(
     if "method" in given and given["method"] != before.method:  # another method has other settings
         known = {}
     now = settings_.resolve(data, {**known, **given}, own)
-    different = settings_.differences(before, replace(now, data_options={**before.data_options, **options}))
+    now = replace(now, data_options={**before.data_options, **options})
+    different = settings_.differences(before, now)
+    if not settings_.differences(replace(before, steps=now.steps), now):  # only the end is another
+        why = settings_.made_for_its_steps(before) if different else None
+        if why is None:
+            return now
+        raise MixMatchError(
+            f"{run.path} was made for {before.steps:,} steps, not {now.steps:,}: {why}; start another run"
+        )
     if now.method != before.method:  # what follows from it is not worth telling
         different = [f"method: {before.method} -> {now.method}"]
     if different:
@@ -429,6 +438,12 @@ def _begin_or_go_on(
             f"the data has changed since {run.path} was started (another split): start again in another folder"
         )
     saved = run.load_checkpoint(name)
+    if saved is not None and saved.step > settings.steps:
+        raise MixMatchError(
+            f"{run.path} has taken {saved.step:,} steps already: it cannot end after {settings.steps:,}"
+        )
     if saved is not None and name is not None:
         run.forget_after(saved.step)
+    if run.config()["settings"]["steps"] != settings.steps:
+        run.end_at(settings.steps)
     return saved

@@ -224,6 +224,15 @@ def differences(a: Settings, b: Settings) -> list[str]:
     ]
 
 
+def made_for_its_steps(settings: Settings) -> str | None:
+    """Why a run of so many steps is not the beginning of a longer one; None if it is."""
+    if settings.schedule != "constant":
+        return f"its learning rate follows them (schedule {settings.schedule})"
+    if settings.method_settings.get("warmup"):
+        return f"the unlabeled weight of {settings.method} rises over a part of them (warmup)"
+    return None
+
+
 def _short(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 60 else f"{text[:56]} ..."

@@ -33,7 +33,9 @@ def train(
     method: Annotated[str | None, typer.Option(help=f"How to learn: {', '.join(METHODS)}.")] = None,
     labels: Annotated[str | None, typer.Option(metavar="N|all", help="How many images are labeled.")] = None,
     seed: Annotated[int | None, typer.Option(help="Decides who is labeled and every random draw.")] = None,
-    steps: Annotated[int | None, typer.Option(help="How many steps to train.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="How many steps to train. With --resume: another number than before.")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Labeled images a step, and unlabeled ones.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder (default: runs/DATA-METHOD-LABELS-seedSEED).", rich_help_panel=RUN)

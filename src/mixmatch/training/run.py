@@ -68,6 +68,13 @@ class RunFolder:
                 raise MixMatchError(f"{self.path / 'config.json'} is damaged: it has no {name}")
         return config
 
+    def end_at(self, steps: int) -> None:
+        """Let the run have another number of steps. Its result no longer counts, and goes first: without it the run is
+        one that was stopped, whichever number of steps a crash leaves it with."""
+        (self.path / "result.json").unlink(missing_ok=True)
+        config = self.config()
+        self.write_config({**config, "settings": {**config["settings"], "steps": steps}})
+
     def write_result(self, result: Record) -> None:
         self._write("result.json", {"format": FORMAT, **result})
 
