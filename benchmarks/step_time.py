@@ -175,14 +175,13 @@ def measure(make: Callable[[], Steps], device: torch.device, seconds: float, rec
     steps(warm_up)
     synchronize()
     setup = time.perf_counter() - began
-    few = 10 if device.type == "cuda" else 1
-    began = time.perf_counter()
-    steps(few)
-    synchronize()
-    one = (time.perf_counter() - began) / few
-    count = max(1, min(320, int(seconds / 5 / one)))
-    if recorded:
-        count = 320  # draws for the first 32 are made before the device has anything to do
+    count = 320  # when a step is recorded: draws for the first 32 are made before the device has anything to do
+    if not recorded:
+        few = 10 if device.type == "cuda" else 1
+        began = time.perf_counter()
+        steps(few)
+        synchronize()
+        count = max(1, min(320, int(seconds / 5 * few / (time.perf_counter() - began))))
     times: list[float] = []
     while len(times) < 3 or (sum(times) < seconds and len(times) < 20):
         began = time.perf_counter()

@@ -25,6 +25,7 @@ __all__ = [
     "kl_divergence",
     "labeled_loss",
     "linear_ramp",
+    "mix_union",
     "mixmatch",
     "mixup",
     "sharpen",

@@ -212,6 +212,30 @@ def test_guesses_of_the_averaged_weights(passes: str) -> None:
     torch.testing.assert_close(network[2].running_mean, expected.running_mean, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize(("labeled", "unlabeled"), [(3, 6), (6, 3), (2, 1)])
+def test_fused_passes_take_batches_of_two_sizes(labeled: int, unlabeled: int) -> None:
+    torch.manual_seed(3)
+    network, rows = small_network(), labeled + 2 * unlabeled
+    x, u = torch.rand(labeled, 3, 2, 2).double(), torch.rand(2, unlabeled, 3, 2, 2).double()
+    y, lam, perm = torch.eye(L).double()[torch.arange(labeled) % L], torch.rand(rows).double(), torch.randperm(rows)
+    model = Model(network)
+    method = MixMatch(ramp=0, lambda_u=9.0, passes="fused")
+    loss, _ = method.loss(model, Batch(x, y, u), {"lam": lam, "perm": perm}, at(0))
+    with torch.no_grad():
+        guesses = torch.softmax(forward(dict(network.named_parameters()), u.flatten(0, 1)).logits, 1)
+        q = (guesses[:unlabeled] + guesses[unlabeled:]) / 2
+        q = q**2 / (q**2).sum(1, keepdim=True)
+        images, targets, weight = torch.cat([x, *u]), torch.cat([y, q, q]), torch.maximum(lam, 1 - lam)
+        weight = weight[:, None]
+        targets = weight * targets + (1 - weight) * targets[perm]
+        weight = weight[:, :, None, None]
+        images = weight * images + (1 - weight) * images[perm]
+        logits = forward(dict(network.named_parameters()), images).logits
+        loss_x = -(targets * torch.log_softmax(logits, 1)).sum(1)[:labeled].mean()
+        loss_u = ((torch.softmax(logits, 1) - targets)[labeled:] ** 2).mean()
+    torch.testing.assert_close(loss.detach(), loss_x + 9 * loss_u, rtol=1e-10, atol=1e-12)
+
+
 def test_no_gradient_flows_through_the_guesses() -> None:
     """The gradients above are those of a constant guess; here: with a guess that is not they would be others."""
     network, (batch, draws) = small_network(), random_batch(2)

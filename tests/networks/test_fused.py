@@ -163,12 +163,20 @@ def test_values_that_32_bits_cannot_count_do_not_fit() -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "image", "fit"),
-    [([64] * 5, 32, True), ([128, 192], 32, True), ([7], 32, True), ([4, 8], 16, True), ([4, 6], 16, False)],
+    [([64] * 5, 32, True), ([128, 192], 32, True), ([7, 5], 16, True), ([4, 8], 8, True), ([4, 6], 8, False)],
 )
 def test_which_batches_fit(sizes: list[int], image: int, fit: bool) -> None:
     shape = fused.shape_of(WideResNet(10), (3, image, image))
     assert shape is not None
     assert fused.fits(shape, sizes) is fit
+
+
+def test_pixels_computed_together_must_fill_tiles() -> None:
+    shape = fused.shape_of(WideResNet(10, 3, 16, 1, 1), (3, 4, 4))
+    assert shape is not None
+    assert shape.spans == [2, 2, 2]
+    assert fused.fits(shape, [2])
+    assert not fused.fits(shape, [1])  # 16 pixels are 8 pairs
 
 
 def test_tiles_fit_any_number_of_rows() -> None:

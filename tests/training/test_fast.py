@@ -21,7 +21,7 @@ from mixmatch.data.split import make_split
 from mixmatch.draws import Draws
 from mixmatch.methods import METHODS
 from mixmatch.settings import resolve
-from mixmatch.training import fast
+from mixmatch.training import engine, fast
 from mixmatch.training.engine import Trainer, fit
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunFolder
@@ -105,6 +105,25 @@ def test_a_compiled_step_is_the_plain_step(given: dict[str, Any]) -> None:
     assert plain.keys() == compiled.keys()
     for name, value in plain.items():
         torch.testing.assert_close(compiled[name], value, rtol=1e-9, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_compiled_run_has_the_metrics_of_a_plain_one() -> None:
+    plain, compiled = trainer_for(), trainer_for(compile=True)
+    for trainer in (plain, compiled):
+        trainer.advance(3)
+        trainer.clear_metrics()
+        trainer.advance(6)
+    assert compiled.engine["compiled"]
+    assert list(plain.metrics()) == list(compiled.metrics()) == ["loss", "loss_x", "loss_u", "confidence"]
+    assert plain.metrics()["loss"] > 0.1
+    assert compiled.metrics() == pytest.approx(plain.metrics(), rel=1e-3)
+    compiled.check_finite()
+    with torch.no_grad():
+        next(compiled.model.network.parameters()).fill_(float("nan"))
+    compiled.advance(8)
+    with pytest.raises(engine.NotFinite) as caught:
+        compiled.check_finite()
+    assert caught.value.step == 6
 
 
 def test_networks_alike_share_what_was_compiled() -> None:

@@ -67,7 +67,7 @@ class MixMatch:
         lam, perm = draws["lam"], draws["perm"]
         x, u = functional.mix_union(batch.x, batch.u, lam, perm)
         q, logits_x, logits_u = self.predict(model, batch.u, x, u)
-        p, targets = functional.mix_union(batch.y, q.expand(self.K, *q.shape), lam, perm)
+        p, targets = functional.mix_union(batch.y, q.expand(len(u), *q.shape), lam, perm)
         loss_x = functional.labeled_loss(logits_x, p)
         loss_u = functional.unlabeled_loss(logits_u, targets)
         weight = self.lambda_u * functional.linear_ramp(progress.step, self.ramp)
@@ -80,11 +80,11 @@ class MixMatch:
         labeled (B, ...) and unlabeled images (K, B, ...), which do not depend on the guesses."""
         if self.passes == "official":
             guesses, logits = both(model, list(views), functional.interleave([x, *u]), self.guess_weights)
-            logits_x, *logits_u = functional.interleave(logits)
-            logits_views = torch.stack(guesses)
+            logits_x, *rest = functional.interleave(logits)
+            logits_views, logits_u = torch.stack(guesses), torch.stack(rest)
         else:
             mixed = torch.cat([x, u.flatten(0, 1)])
             (guess,), (logit,) = both(model, [views.flatten(0, 1)], [mixed], self.guess_weights)
-            logits_x, *logits_u = torch.split(logit, len(x))
-            logits_views = guess.reshape(*views.shape[:2], -1)
-        return functional.guess_labels(logits_views.softmax(dim=-1), self.T), logits_x, torch.stack(logits_u)
+            logits_views, logits_u = (rows.reshape(*u.shape[:2], -1) for rows in (guess, logit[len(x) :]))
+            logits_x = logit[: len(x)]
+        return functional.guess_labels(logits_views.softmax(dim=-1), self.T), logits_x, logits_u

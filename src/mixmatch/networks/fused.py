@@ -1,4 +1,4 @@
-"""The wide residual network on CUDA in few kernels: about three a convolution, forwards, and four backwards.
+"""The wide residual network on CUDA in few kernels: two for each convolution forwards, and three backwards.
 
 The same network as `WideResNet`, computed in bf16: batch norm's statistics are added up where a convolution has its
 output at hand, and images of several batches share each kernel, every batch normalized by itself. Biases of
@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,14 @@ class Shape:
             spans += [first, span(b.channels, b.channels, b.size // b.stride)] + [1] * b.shortcut
         return spans
 
+    @property
+    def output_sizes(self) -> list[int]:
+        """Pixels on a side of what each of them gives."""
+        sizes = [self.size]
+        for b in self.blocks:
+            sizes += [b.size // b.stride] * (2 + b.shortcut)
+        return sizes
+
     def encoded(self) -> list[int]:
         flat = [self.in_channels, self.size]
         for b in self.blocks:
@@ -75,7 +83,7 @@ class Shape:
         return flat
 
     @staticmethod
-    @lru_cache
+    @cache
     def decoded(flat: tuple[int, ...]) -> Shape:
         blocks = []
         for i in range(2, len(flat), 6):
@@ -122,7 +130,7 @@ def shape_of(network: nn.Module, image: Sequence[int]) -> Shape | None:
     return Shape(image[0], image[1], tuple(blocks))
 
 
-@lru_cache
+@cache
 def available() -> bool:
     """Whether there is Triton, and a GPU whose tensor cores know bf16."""
     return (
@@ -150,9 +158,9 @@ class Batches:
 
 def fits(shape: Shape, sizes: Sequence[int]) -> bool:
     """Whether batches of these sizes divide into tiles, and 32 bits can count their values."""
-    smallest = shape.blocks[-1].size // shape.blocks[-1].stride
     largest = max(b.size**2 * max(b.in_channels, b.channels // b.stride**2) for b in shape.blocks)
-    tiles = all(size * smallest**2 % 64 == 0 for size in sizes)
+    outputs = zip(shape.output_sizes, shape.spans, strict=True)
+    tiles = all(size * side**2 % (16 * span) == 0 for side, span in outputs for size in sizes)
     return tiles and sum(sizes) * max(largest, shape.size**2 * shape.in_channels) < 2**31
 
 
@@ -214,13 +222,13 @@ def packed(weights: list[Tensor]) -> Tensor:
     return torch.cat([*kernels, kernels[0].new_zeros(1)]).to(NUMBERS)
 
 
-@lru_cache(maxsize=64)
+@cache
 def spread(
     shapes: tuple[tuple[int, ...], ...], spans: tuple[int, ...], backward: bool, device: torch.device
 ) -> tuple[Tensor, list[int]]:
     """Where in `packed` the weights of convolutions that span pixels lie, for all those pixels: as many times (span,
     out, 3, span + 2, in), the zero where a pixel is not reached; and how many each convolution has. Backwards in and
-    out have changed places and the kernel is turned."""
+    out have changed places and the kernel is turned. Kept for good: recordings read it."""
     places, counts, start = [], [], 0
     zero = sum(math.prod(shape) for shape in shapes)
     for (out, into, height, width), pixels in zip(shapes, spans, strict=True):
@@ -531,7 +539,7 @@ class _Pass:
         bm = point_rows(self.alike(x.shape[1]), channels)
         gamma, beta = self.norms[norm]
         at = self.at[norm]
-        self.k.activation_gradient[(x.numel() // channels // bm,)](
+        self.k.pool_gradient[(x.numel() // channels // bm,)](
             g,
             x,
             sums[:, :, at:],
@@ -598,47 +606,53 @@ class _Pass:
     def backward(self, g: Tensor, sums: Tensor, saved: list[Tensor]) -> tuple[Tensor, Tensor]:
         g_sums = self.sums()
         self.gather(backward=True)
-        aside = _Aside(g.device)
         kernels = torch.zeros(sum(self.sizes), dtype=torch.float32, device=g.device)
         into = torch.split(kernels, self.sizes)
         last = 2 * len(self.shape.blocks)
-        dz = self.pool_gradient(g, saved[-1], sums, g_sums, last)
-        dh = self.norm_gradient(dz, saved[-1], sums, g_sums, last)
-        convolution = len(self.biases)
-        for i, block in reversed(list(enumerate(self.shape.blocks))):
-            h, a, m, b = saved[4 * i : 4 * i + 4]
-            size, stride = block.size, block.stride
-            convolution -= 2 + block.shortcut
-            aside.run(self.weight_gradient, b, dh, convolution + 1, size // stride, 1, into[convolution + 1])
-            dz = self.convolve(
-                dh, convolution + 1, size // stride, backward=True, raw=m, raw_sums=sums, sums=g_sums, norm=2 * i + 1
-            )
-            dm = self.norm_gradient(dz, m, sums, g_sums, 2 * i + 1)
-            aside.run(self.weight_gradient, a, dm, convolution, size, stride, into[convolution])
-            skip = dh
-            if block.shortcut:
-                start = a if block.activate_shortcut else h
-                aside.run(self.weight_gradient, start, dh, convolution + 2, size, stride, into[convolution + 2])
-                skip = self.convolve(dh, convolution + 2, size, stride, backward=True)
-            dz = self.convolve(
-                dm,
-                convolution,
-                size,
-                stride,
-                backward=True,
-                residual=skip if block.activate_shortcut else None,
-                raw=h,
-                raw_sums=sums,
-                sums=g_sums,
-                norm=2 * i,
-            )
-            dh = self.norm_gradient(dz, h, sums, g_sums, 2 * i, None if block.activate_shortcut else skip)
-        aside.run(self.weight_gradient, self.x, dh, 0, self.shape.size, 1, into[0])
-        aside.join()
+        with _Aside(g.device) as aside:
+            dz = self.pool_gradient(g, saved[-1], sums, g_sums, last)
+            dh = self.norm_gradient(dz, saved[-1], sums, g_sums, last)
+            convolution = len(self.biases)
+            for i, block in reversed(list(enumerate(self.shape.blocks))):
+                h, a, m, b = saved[4 * i : 4 * i + 4]
+                size, stride = block.size, block.stride
+                convolution -= 2 + block.shortcut
+                aside.run(self.weight_gradient, b, dh, convolution + 1, size // stride, 1, into[convolution + 1])
+                dz = self.convolve(
+                    dh,
+                    convolution + 1,
+                    size // stride,
+                    backward=True,
+                    raw=m,
+                    raw_sums=sums,
+                    sums=g_sums,
+                    norm=2 * i + 1,
+                )
+                dm = self.norm_gradient(dz, m, sums, g_sums, 2 * i + 1)
+                aside.run(self.weight_gradient, a, dm, convolution, size, stride, into[convolution])
+                skip = dh
+                if block.shortcut:
+                    start = a if block.activate_shortcut else h
+                    aside.run(self.weight_gradient, start, dh, convolution + 2, size, stride, into[convolution + 2])
+                    skip = self.convolve(dh, convolution + 2, size, stride, backward=True)
+                dz = self.convolve(
+                    dm,
+                    convolution,
+                    size,
+                    stride,
+                    backward=True,
+                    residual=skip if block.activate_shortcut else None,
+                    raw=h,
+                    raw_sums=sums,
+                    sums=g_sums,
+                    norm=2 * i,
+                )
+                dh = self.norm_gradient(dz, h, sums, g_sums, 2 * i, None if block.activate_shortcut else skip)
+            aside.run(self.weight_gradient, self.x, dh, 0, self.shape.size, 1, into[0])
         return kernels, torch.stack([g_sums[:, 1].sum(0), g_sums[:, 0].sum(0)])
 
 
-@lru_cache(maxsize=64)
+@cache
 def _beside(stream: int, device: torch.device) -> torch.cuda.Stream:
     """The stream for what can run beside the work of another."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -654,6 +668,9 @@ class _Aside:
             self._here = torch.cuda.current_stream(device)
             self._there = _beside(self._here.cuda_stream, device)
 
+    def __enter__(self) -> _Aside:
+        return self
+
     def run(self, work: Callable[..., None], *given: Any) -> None:
         if self._here is None:
             work(*given)
@@ -663,7 +680,8 @@ class _Aside:
         with torch.cuda.stream(self._there):
             work(*given)
 
-    def join(self) -> None:
+    def __exit__(self, *error: object) -> None:
+        """Whatever comes next, comes after it."""
         if self._here is not None:
             self._here.wait_stream(self._there)
 
@@ -679,7 +697,7 @@ neighbouring taps, rows and output channels of a tile, programs at work at a tim
 def conv_tiles(
     rows: int, kernel: int, in_channels: int, out_channels: int, backward: bool, span: int = 1
 ) -> tuple[int, int, int, int, int]:
-    """What was fastest, else a guess; rows of a tile must divide those of a group."""
+    """What was fastest, else a guess; rows of a tile must divide those of a batch."""
     into, out = in_channels * (span + 2 if span > 1 else 1), out_channels * span
     guess = (128, min(64, out), min(64, max(16, 1 << (into - 1).bit_length())), 4, 3)
     kind = "backward" if backward else "forward"

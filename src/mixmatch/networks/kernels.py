@@ -70,17 +70,17 @@ def _finish(
         out = tl.where(before * scale + shift > 0, acc, SLOPE * acc).to(y.dtype.element_ty)
         tl.store(y + at, out)
         value = out.to(tl.float32)
-        first = tl.sum(value, 0)
-        second = (tl.sum(value * before, 0) - mean * first) * rstd
+        plain = tl.sum(value, 0)
+        product = (tl.sum(value * before, 0) - mean * plain) * rstd
     else:
         out = acc.to(y.dtype.element_ty)
         tl.store(y + at, out)
         value = out.to(tl.float32)
-        first = tl.sum(value, 0)
-        second = tl.sum(value * value, 0)
+        plain = tl.sum(value, 0)
+        product = tl.sum(value * value, 0)
     if SUMS:
-        tl.atomic_add(sums + batch * 2 * total + c, first, sem="relaxed")
-        tl.atomic_add(sums + batch * 2 * total + total + c, second, sem="relaxed")
+        tl.atomic_add(sums + batch * 2 * total + c, plain, sem="relaxed")
+        tl.atomic_add(sums + batch * 2 * total + total + c, product, sem="relaxed")
 
 
 @triton.jit
@@ -290,10 +290,10 @@ def weight_gradient(
     """
     PARTS: tl.constexpr = SIZE // TAPS
     dy = tl.program_id(0) // PARTS
-    first = (tl.program_id(0) % PARTS) * TAPS
+    first_tap = (tl.program_id(0) % PARTS) * TAPS
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     j = tl.arange(0, COLUMNS)
-    dx = first + j // IN_C
+    dx = first_tap + j // IN_C
     start = tl.program_id(2) * rows
     acc = tl.zeros((COLUMNS, BN), dtype=tl.float32)
     for i in range(0, rows, BM):
@@ -303,12 +303,12 @@ def weight_gradient(
         image = m // (W * H)
         up = row * STRIDE - PAD + dy
         left = column * STRIDE - PAD
-        at = x + (((image * IN_H + up) * IN_W + left + first) * IN_C)[:, None] + j[None, :]
+        at = x + (((image * IN_H + up) * IN_W + left + first_tap) * IN_C)[:, None] + j[None, :]
         across = (left[:, None] + dx[None, :] >= 0) & (left[:, None] + dx[None, :] < IN_W) & (j < TAPS * IN_C)[None, :]
         b = tl.load(g + m[:, None] * OUT_C + n[None, :])
         a = tl.load(at, mask=across & ((up >= 0) & (up < IN_H))[:, None], other=0.0)
         acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION)
-    place = dw + n[None, :] * (SIZE * SIZE * IN_C) + (dy * SIZE + first) * IN_C + j[:, None]
+    place = dw + n[None, :] * (SIZE * SIZE * IN_C) + (dy * SIZE + first_tap) * IN_C + j[:, None]
     wanted = (j < TAPS * IN_C)[:, None] & (n < OUT_C)[None, :]
     tl.atomic_add(place, acc, mask=wanted, sem="relaxed")
 
@@ -374,7 +374,7 @@ def pool(
 
 
 @triton.jit
-def activation_gradient(
+def pool_gradient(
     g,
     x,
     sums,
@@ -393,8 +393,8 @@ def activation_gradient(
     SLOPE: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """What BACKWARD of `convolve` does after its sum, for gradients that come from elsewhere: g (rows, C), or where
-    PIXELS is not 0, (images, C) for all pixels of an image alike."""
+    """What BACKWARD of `convolve` does after its sum, for the gradient of `pool`: g (images, C), for all pixels of an
+    image alike."""
     tile = tl.program_id(0)
     c = tl.arange(0, C)
     m = tile * BM + tl.arange(0, BM)
@@ -403,10 +403,7 @@ def activation_gradient(
     raw = tl.load(x + at).to(tl.float32)
     mean, rstd = _statistics(sums, c, total, batch, rows, EPS)
     scale, shift = _affine(mean, rstd, gamma, beta, c)
-    if PIXELS == 0:
-        d = tl.load(g + at).to(tl.float32)
-    else:
-        d = tl.load(g + (m // PIXELS)[:, None] * C + c[None, :]).to(tl.float32) / PIXELS
+    d = tl.load(g + (m // PIXELS)[:, None] * C + c[None, :]).to(tl.float32) / PIXELS
     out = tl.where(raw * scale + shift > 0, d, SLOPE * d).to(y.dtype.element_ty)
     tl.store(y + at, out)
     value = out.to(tl.float32)

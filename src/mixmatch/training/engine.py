@@ -84,9 +84,10 @@ class Trainer:
         self._unlabeled = Sampler(max(len(split.unlabeled), 1), settings.batch_size, settings.seed, "unlabeled")
         self.step = 0
         self._test_inputs = _rows(source.test.inputs, split.test)
-        self._sums: dict[str, Tensor] = {}
+        self._metrics: list[str] = []
+        self._sums = torch.zeros(0, device=device)
         self._summed = 0
-        self._first_bad = torch.tensor(-1, device=device)
+        self._first_bad = torch.full((1,), -1, device=device)
         self._exact = torch.float32 if device.type == "mps" else torch.float64  # which MPS does not have
         self._compiled: Loss | None = None
         self._settled = False
@@ -156,12 +157,12 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.model.update_ema()
-        for name in metrics:
-            if name not in self._sums:
-                self._sums[name] = torch.zeros((), dtype=self._exact, device=self.device)
-        sums, values = [self._sums[name] for name in metrics], [value.detach() for value in metrics.values()]
+        if not self._metrics:
+            self._metrics = list(metrics)
+            self._sums = torch.zeros(len(metrics), dtype=self._exact, device=self.device)
+        values = [metrics[name].detach() for name in self._metrics]
         add_up = account if self._compiled is None else compiled_account()
-        add_up(sums, values, self._first_bad, loss.detach(), draws["step"])
+        add_up(self._sums, values, self._first_bad, loss.detach(), draws["step"])
 
     # ---------------------------------------------------------------- many steps
 
@@ -268,11 +269,10 @@ class Trainer:
 
     def device_metrics(self) -> dict[str, Tensor]:
         """The same, still on the device."""
-        return {name: value / self._summed for name, value in self._sums.items()} if self._summed else {}
+        return dict(zip(self._metrics, self._sums / self._summed, strict=True)) if self._summed else {}
 
     def clear_metrics(self) -> None:
-        for value in self._sums.values():
-            value.zero_()
+        self._sums.zero_()
         self._summed = 0
 
     def check_finite(self) -> None:
@@ -307,7 +307,7 @@ class Trainer:
             optimizer=optimizer_state(self.model.network, self.optimizer),
             state={
                 "step": self.step,
-                "sums": {name: value.item() for name, value in self._sums.items()} if self._summed else {},
+                "sums": dict(zip(self._metrics, self._sums.tolist(), strict=True)) if self._summed else {},
                 "summed": self._summed,
             },
         )
@@ -323,10 +323,8 @@ class Trainer:
             self.model.ema[name].copy_(value)
         load_optimizer_state(network, self.optimizer, saved.optimizer, saved.step)
         self.step = saved.step
-        self._sums = {
-            name: torch.tensor(value, dtype=self._exact, device=self.device)
-            for name, value in saved.state["sums"].items()
-        }
+        self._metrics = list(saved.state["sums"])
+        self._sums = torch.tensor(list(saved.state["sums"].values()), dtype=self._exact, device=self.device)
         self._summed = saved.state["summed"]
         self._first_bad.fill_(-1)
         if self._recorded is not None:  # it writes to what was replaced here

@@ -12,7 +12,7 @@ import copy
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -107,16 +107,15 @@ def compiled(
 
 
 @torch.no_grad()
-def account(sums: list[Tensor], values: list[Tensor], first_bad: Tensor, loss: Tensor, step: Tensor) -> None:
+def account(sums: Tensor, values: list[Tensor], first_bad: Tensor, loss: Tensor, step: Tensor) -> None:
     """Add a step's metrics to their sums, and if its loss is the first that is not finite, keep its number."""
-    for total, value in zip(sums, values, strict=True):
-        total.add_(value)
+    sums.add_(torch.stack([value.to(sums.dtype) for value in values]))
     bad = ~torch.isfinite(loss) & (first_bad < 0)
     first_bad.copy_(torch.where(bad, step.long(), first_bad))
 
 
-@lru_cache
-def compiled_account() -> Callable[[list[Tensor], list[Tensor], Tensor, Tensor, Tensor], None]:
+@cache
+def compiled_account() -> Callable[[Tensor, list[Tensor], Tensor, Tensor, Tensor], None]:
     return torch.compile(account, fullgraph=True, dynamic=False)
 
 

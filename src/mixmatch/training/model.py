@@ -63,7 +63,7 @@ class Passes:
 
     def several(self, batches: Sequence[Tensor], weights: Weights = "live", stats: Stats = "batch") -> list[Tensor]:
         """A pass over each batch with its own statistics; `stats` is for the first, "batch" for the others."""
-        if self._can_fuse(batches):
+        if stats != "running" and self._can_fuse(batches):
             return self._fused([], batches, weights, stats)[1]
         return [self(x, weights, stats if i == 0 else "batch") for i, x in enumerate(batches)]
 
