@@ -23,6 +23,7 @@ from mixmatch.data.source import Images, Source
 from mixmatch.errors import MixMatchError
 from mixmatch.settings import resolve
 from mixmatch.training import engine
+from mixmatch.training import record as records
 from mixmatch.training.engine import Interrupted
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunFolder
@@ -179,6 +180,20 @@ def test_what_follows_the_number_of_steps_cannot_be_taken_further(tmp_path: Path
     train(tmp_path, **given)
     with pytest.raises(MixMatchError, match=f"was made for 11 steps, not 20: {why}"):
         train(tmp_path, resume=True, steps=20, **given)
+
+
+def test_the_record_names_every_machine(stopped: Path, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "machines" not in json.loads((finished / "result.json").read_text())["hardware"]
+    here = RunFolder(stopped).load_checkpoint().state["machines"]  # type: ignore[union-attr]
+    assert [machine["from_step"] for machine in here] == [0]
+    monkeypatch.setattr(records, "machine_name", lambda device: "another")
+    hardware = train(stopped, resume=True)["hardware"]
+    assert hardware["name"] == "another"
+    assert hardware["machines"] == [*here, {"from_step": 4, "name": "another"}]
+    assert records.on_machines(None, 7, torch.device("cpu")) == [
+        {"from_step": 0, "name": "unknown"},  # its checkpoint is of an earlier version
+        {"from_step": 7, "name": "another"},
+    ]
 
 
 def test_settings_need_not_be_repeated_to_resume(finished: Path) -> None:

@@ -218,7 +218,7 @@ def _training(job: Mapping[str, Any], stop: engine.Stop, beside: bool) -> Genera
         reporter = progress.Several(shown, progress.TensorBoard(run.path))
         seconds = yield from engine.fitting(trainer, run, reporter, stop, saved, checkpoint_every)
         averaged(trainer).save(run.model)
-        record = make_record(wanted, split, run.metrics(), seconds, where, trainer.engine)
+        record = make_record(wanted, split, run.metrics(), seconds, where, trainer.engine, trainer.machines)
         run.write_result(record)
         return record
 

@@ -173,7 +173,9 @@ def _short(records: Sequence[Record]) -> list[tuple[str, str]]:
 def _ran_on(record: Record) -> str:
     """The hardware, and how it was used: two ways may differ, so their runs are not averaged."""
     compiled = ", compiled" if (record.get("engine") or {}).get("compiled") else ""
-    return f"{record['hardware']['name']} ({record['settings']['precision']}{compiled})"
+    hardware = record["hardware"]
+    names = ", then ".join(machine["name"] for machine in hardware.get("machines", [hardware]))
+    return f"{names} ({record['settings']['precision']}{compiled})"
 
 
 def _order(labels: Labels) -> float:

@@ -372,6 +372,9 @@ def _settings(report: Report) -> str:
     record = report.record
     settings = dict(record["settings"])
     of_method, of_data = settings.pop("method_settings", {}), settings.pop("data_options", {})
+    hardware = dict(record["hardware"])
+    if "machines" in hardware:
+        hardware["machines"] = ", ".join(f"{m['name']} from step {m['from_step']:,}" for m in hardware["machines"])
     rows = [
         ("run", str(report.run)),
         *settings.items(),
@@ -380,7 +383,7 @@ def _settings(report: Report) -> str:
         *((f"{part} {report.noun}s", f"{n:,}") for part, n in record["split"].items() if part != "hash"),
         ("split", record["split"]["hash"]),
         ("trained for", duration(record["seconds"])),
-        *record["hardware"].items(),
+        *hardware.items(),
         *record["versions"].items(),
     ]
     body = "".join(

@@ -34,6 +34,7 @@ from mixmatch.training.fast import Loss, Recipe, Recorded, account, compiled, co
 from mixmatch.training.model import Model, full_fp32
 from mixmatch.training.optimizer import build_optimizer, learning_rate, load_optimizer_state, optimizer_state
 from mixmatch.training.progress import Reporter
+from mixmatch.training.record import on_machines
 from mixmatch.training.run import RunFolder
 
 T = TypeVar("T")
@@ -83,6 +84,7 @@ class Trainer:
         self._labeled = Sampler(len(split.labeled), settings.batch_size, settings.seed, "labeled")
         self._unlabeled = Sampler(max(len(split.unlabeled), 1), settings.batch_size, settings.seed, "unlabeled")
         self.step = 0
+        self.machines = on_machines(None, 0, device)
         self._test_inputs = _rows(source.test.inputs, split.test)
         self._metrics: list[str] = []
         self._sums = torch.zeros(0, device=device)
@@ -309,6 +311,7 @@ class Trainer:
                 "step": self.step,
                 "sums": dict(zip(self._metrics, self._sums.tolist(), strict=True)) if self._summed else {},
                 "summed": self._summed,
+                "machines": self.machines,
             },
         )
 
@@ -323,6 +326,7 @@ class Trainer:
             self.model.ema[name].copy_(value)
         load_optimizer_state(network, self.optimizer, saved.optimizer, saved.step)
         self.step = saved.step
+        self.machines = on_machines(saved.state.get("machines"), saved.step, self.device)
         self._metrics = list(saved.state["sums"])
         self._sums = torch.tensor(list(saved.state["sums"].values()), dtype=self._exact, device=self.device)
         self._summed = saved.state["summed"]

@@ -24,8 +24,11 @@ def make_record(
     seconds: float,
     device: torch.device,
     engine: Record | None = None,
+    machines: list[Record] | None = None,
 ) -> dict[str, Any]:
-    """`error` is the paper's number, in percent: the median of the last 20 evaluations, or of `median_of` if fewer.
+    """`machines` are those the run was on, if not on one alone: see `on_machines`.
+
+    `error` is the paper's number, in percent: the median of the last 20 evaluations, or of `median_of` if fewer.
 
     It is None where there were no test images to judge by.
     """
@@ -44,16 +47,31 @@ def make_record(
         "settings": settings.to_dict(),
         "split": {"hash": split.hash, **split.counts()},
         "curve": [{"step": m["step"], "error": m["test_error"]} for m in metrics if "test_error" in m],
-        "hardware": hardware(device),
+        "hardware": {**hardware(device), **({"machines": machines} if machines and len(machines) > 1 else {})},
         "engine": engine,
         "versions": versions(),
     }
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """What the run ran on."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {"device": device.type, "name": name, "threads": torch.get_num_threads(), "cores": os.cpu_count()}
+    """What the run ran on, when it ended."""
+    return {
+        "device": device.type,
+        "name": machine_name(device),
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+    }
+
+
+def machine_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+
+
+def on_machines(earlier: list[Record] | None, step: int, device: torch.device) -> list[Record]:
+    """The machines a run has been on, with the step from which on it was, now that it goes on here."""
+    before = earlier if earlier else [{"from_step": 0, "name": "unknown"}] if step else []
+    name = machine_name(device)
+    return before if before and before[-1]["name"] == name else [*before, {"from_step": step, "name": name}]
 
 
 def versions() -> dict[str, str | None]:
