@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from mixmatch import api
+from mixmatch.errors import MixMatchError
 from mixmatch.training.progress import Reporter
-from mixmatch.training.run import Record
+from mixmatch.training.run import Record, RunFolder
 
 COLORS = ("#d1495b", "#00798c", "#edae49", "#30638e", "#7b4b94", "#3f8f5f", "#8c564b", "#555555", "#e377c2")
 
@@ -22,13 +23,19 @@ def compare(
     reporter: Reporter | None = None,
     **options: Any,
 ) -> list[Record]:
-    """Train each method with each seed, in `out`/METHOD-seedSEED. Finished runs are kept, interrupted ones resumed."""
+    """Train each method with each seed, in `out`/METHOD-seedSEED. Finished runs are kept, interrupted ones resumed; but
+    none is taken further than it was meant to go: a comparison there already would be lost."""
+    jobs = [(out / f"{method}-seed{seed}", method, seed) for method in methods for seed in seeds]
+    wanted = options.get("steps")
+    for path, *_ in jobs:
+        run = RunFolder(path)
+        if run.exists() and wanted not in (None, steps := run.config()["settings"]["steps"]):
+            raise MixMatchError(
+                f"{path} was made with other settings (steps: {steps} -> {wanted}): choose another folder (--out; out=)"
+            )
     return [
-        api.train(
-            data, out=out / f"{method}-seed{seed}", resume=True, method=method, seed=seed, reporter=reporter, **options
-        )
-        for method in methods
-        for seed in seeds
+        api.train(data, out=path, resume=True, method=method, seed=seed, reporter=reporter, **options)
+        for path, method, seed in jobs
     ]
 
 
