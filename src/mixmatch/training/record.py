@@ -64,7 +64,15 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 
 def machine_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    """The name of the GPU, or else of the processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(iter(names), "") or platform.processor() or platform.machine()
 
 
 def on_machines(earlier: list[Record] | None, step: int, device: torch.device) -> list[Record]:
