@@ -244,19 +244,18 @@ def main() -> None:
     default = replace(settings, precision=default_precision(settings, device, source.input_shape))
 
     fast = device.type == "cuda"
-    variants: dict[str, Callable[[], Steps]] = {
-        "textbook loop": lambda: textbook(source, settings, device),
-        "ours, eager, fp32": lambda: engine(source, settings, device, fast=False),
-        f"ours, default ({default.precision})": lambda: engine(source, default, device, fast),
+    variants: dict[str, tuple[Callable[[], Steps], bool]] = {  # and whether steps are recorded
+        "textbook loop": (lambda: textbook(source, settings, device), False),
+        "ours, eager, fp32": (lambda: engine(source, settings, device, fast=False), False),
+        f"ours, default ({default.precision})": (lambda: engine(source, default, device, fast), fast),
     }
-    if args.side_by_side > 1 and device.type == "cuda":
+    if args.side_by_side > 1 and fast:
         runs = args.side_by_side
-        variants[f"{runs} such runs side by side"] = lambda: engine(source, default, device, fast, runs)
+        variants[f"{runs} such runs side by side"] = (lambda: engine(source, default, device, fast, runs), fast)
     flops = flops_of_step(settings)
     rows: list[dict[str, Any]] = []
-    for name, make in variants.items():
+    for name, (make, recorded) in variants.items():
         row = {"name": name, "method": args.method, "batch_size": args.batch_size, "network": network}
-        recorded = device.type == "cuda" and ("default" in name or "side by side" in name)
         row |= measure(make, device, seconds, recorded)
         row["images_per_second"] = 1000 * 3 * args.batch_size / row["ms_per_step"]
         row["tflops"] = flops / row["ms_per_step"] / 1e9

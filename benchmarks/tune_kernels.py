@@ -1,6 +1,6 @@
 """Find the fastest tiles for the kernels of `mixmatch.networks.fused` on this GPU, and write them to its table.
 
-    python benchmarks/tune_kernels.py                     # about two minutes; needs a GPU
+    python benchmarks/tune_kernels.py                     # minutes; needs a GPU
     python benchmarks/tune_kernels.py --output mine.json  # look first
 
 For each convolution of WRN-28-2 at batch 64 (three batches of mixed images): forwards with batch norm's sums, backwards

@@ -49,7 +49,7 @@ class Passes:
     ) -> Tensor:
         """Logits (N, L) in float32 for images (N, C, H, W). `full_precision` rules out bf16 for this pass."""
         lower = self.precision == "bf16" and not full_precision
-        if lower and stats != "running" and self.shape is not None and fused.fits(self.shape, [len(x)]):
+        if lower and stats != "running" and self._can_fuse([x]):
             return self._fused([], [x], weights, stats)[1][0]
         with self._statistics(stats), torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=lower):
             if weights == "ema":
