@@ -93,8 +93,7 @@ def tune(job: Job) -> tuple[str, list[tuple[float, tuple[int, ...]]], float]:
     w = (0.1 * torch.randn(out, into, 3, 3, device="cuda")).to(memory_format=torch.channels_last)
     channels = max(into, out)
     pass_ = object.__new__(fused._Pass)
-    pass_.k, pass_.images, pass_.x, pass_.precision = kernels, IMAGES, x, "tf32"
-    pass_.batches = fused.Batches(IMAGES // GROUPS)
+    pass_.k, pass_.images, pass_.size, pass_.x, pass_.precision = kernels, IMAGES, IMAGES // GROUPS, x, "tf32"
     pass_.total, pass_.at, pass_.shapes, pass_.spans = channels, [0], [tuple(w.shape)], [job.span]
     pass_.kernels, pass_.biases = fused.packed([w]), [torch.zeros(out, device="cuda")]
     pass_.plain = (pass_.kernels[:-1],)

@@ -7,6 +7,7 @@ convolutions get no gradient: batch norm takes away what they add, so it is exac
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,13 +15,15 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixmatch.networks.wide_resnet import SLOPE, Block, WideResNet
+
+T = TypeVar("T")
 
 EPS = 1e-3
 NUMBERS = torch.bfloat16
@@ -138,24 +141,6 @@ def available() -> bool:
     )
 
 
-@dataclass(frozen=True)
-class Batches:
-    """How images lie one after the other: first `quiet` ones that nothing is learned from, in batches of `quiet_size`,
-    then the others, in batches of `size`."""
-
-    size: int
-    quiet: int = 0
-    quiet_size: int = 1
-
-    @property
-    def before(self) -> int:
-        """How many batches are quiet."""
-        return self.quiet // self.quiet_size
-
-    def count(self, images: int) -> int:
-        return self.before + (images - self.quiet) // self.size
-
-
 def fits(shape: Shape, sizes: Sequence[int]) -> bool:
     """Whether batches of these sizes divide into tiles, and 32 bits can count their values."""
     largest = max(b.size**2 * max(b.in_channels, b.channels // b.stride**2) for b in shape.blocks)
@@ -171,9 +156,9 @@ def problem(network: nn.Module, shape: Shape, images: int, device: torch.device)
     learned = [tensors[name].requires_grad_() for name in names(shape)]
     x = torch.zeros(images, shape.in_channels, shape.size, shape.size, device=device)
     try:
-        _, logits = forward(network, shape, tensors, x, Batches(images), update=False)
+        (guess,), (logits,) = forward(network, shape, tensors, [x], [x], update=False)
         torch.autograd.grad(logits.sum(), learned, allow_unused=True)
-        float(logits.detach().sum())
+        float(logits.detach().sum() + guess.sum())
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -197,22 +182,34 @@ def names(shape: Shape) -> list[str]:
 
 
 def forward(
-    network: nn.Module, shape: Shape, tensors: Mapping[str, Tensor], x: Tensor, batches: Batches, update: bool
-) -> tuple[Tensor, Tensor]:
-    """Logits of images (N, C, H, W), each batch normalized by itself: those of the quiet ones, without gradient, and
-    of the others. `update` lets the first of the latter move the running statistics."""
+    network: nn.Module,
+    shape: Shape,
+    tensors: Mapping[str, Tensor],
+    quiet: Sequence[Tensor],
+    learned: Sequence[Tensor],
+    update: bool,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Logits of batches of images (N, C, H, W), each normalized by itself: those of the quiet ones, without gradient,
+    and of the others. Batches of a kind are of one size. `update` lets the first of the latter move the running
+    statistics."""
     weights = [tensors[name] for name in names(shape)]
-    images = x.permute(0, 2, 3, 1).to(NUMBERS).contiguous()
     save = torch.is_grad_enabled() and any(w.requires_grad for w in weights)
-    layout = [batches.size, batches.quiet, batches.quiet_size]
-    pooled, sums, *_ = _features(images, packed(weights), weights, layout, shape.encoded(), save)
+    x = _images(learned)
+    silent = _images(quiet) if quiet else x[:0].clone()
+    sizes = [len(quiet[0]) if quiet else 1, len(learned[0])]
+    guessed, pooled, sums, *_ = _features(silent, x, packed(weights), weights, sizes, shape.encoded(), save)
     if update:
-        _update_running(network, shape, tensors, sums[batches.before].detach(), batches.size)
-    pooled = pooled.to(NUMBERS)
+        _update_running(network, shape, tensors, sums[0].detach(), sizes[1])
     head = (tensors["head.weight"].to(NUMBERS), tensors["head.bias"].to(NUMBERS))
     with torch.no_grad():
-        quiet = nn.functional.linear(pooled[: batches.quiet], *head).float()
-    return quiet, nn.functional.linear(pooled[batches.quiet :], *head).float()
+        guesses = nn.functional.linear(guessed.to(NUMBERS), *head).float()
+    logits = nn.functional.linear(pooled.to(NUMBERS), *head).float()
+    return list(torch.split(guesses, sizes[0])) if quiet else [], list(torch.split(logits, sizes[1]))
+
+
+def _images(batches: Sequence[Tensor]) -> Tensor:
+    """All of them, one after the other, as the kernels want them."""
+    return torch.cat(list(batches)).permute(0, 2, 3, 1).to(NUMBERS).contiguous()
 
 
 def packed(weights: list[Tensor]) -> Tensor:
@@ -265,18 +262,26 @@ def _update_running(network: nn.Module, shape: Shape, tensors: Mapping[str, Tens
 
 @torch.library.custom_op("mixmatch::wide_resnet_features", mutates_args=())
 def _features(
-    x: Tensor, kernels: Tensor, weights: list[Tensor], batches: list[int], shape: list[int], save: bool
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Pooled features (N, C), sums for batch norm, and if `save`, what the backward pass needs."""
-    return _Pass(Shape.decoded(tuple(shape)), kernels, weights, x, Batches(*batches)).forward(save)
+    quiet: Tensor, x: Tensor, kernels: Tensor, weights: list[Tensor], sizes: list[int], shape: list[int], save: bool
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """Pooled features (N, C) of quiet images, in batches of one size, and of the others, in batches of another; the
+    latter's sums for batch norm, and if `save`, what their backward pass needs."""
+    learned = _Pass(Shape.decoded(tuple(shape)), kernels, weights, x, sizes[1])
+    learned.gather(backward=False)
+    with _Aside(x.device) as aside:
+        if len(quiet):
+            guessed = aside.run(learned.of(quiet, sizes[0]).forward, False)[0]
+        else:
+            guessed = x.new_empty(0, learned.shape.blocks[-1].channels, dtype=torch.float32)
+        return guessed, *learned.forward(save)
 
 
 @_features.register_fake
 def _(
-    x: Tensor, kernels: Tensor, weights: list[Tensor], batches: list[int], shape: list[int], save: bool
-) -> tuple[Tensor, Tensor, list[Tensor]]:
+    quiet: Tensor, x: Tensor, kernels: Tensor, weights: list[Tensor], sizes: list[int], shape: list[int], save: bool
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     net = Shape.decoded(tuple(shape))
-    images = x.shape[0]
+    images = len(x)
     saved = []
     if save:
         for b in net.blocks:
@@ -284,8 +289,8 @@ def _(
             after = x.new_empty(images, b.size // b.stride, b.size // b.stride, b.channels)
             saved += [before, before.clone(), after, after.clone()]
         saved.append(after.clone())
-    pooled = x.new_empty(images, net.blocks[-1].channels, dtype=torch.float32)
-    return pooled, x.new_empty(Batches(*batches).count(images), 2, sum(net.norms), dtype=torch.float32), saved
+    guessed, pooled = (x.new_empty(n, net.blocks[-1].channels, dtype=torch.float32) for n in (len(quiet), images))
+    return guessed, pooled, x.new_empty(images // sizes[1], 2, sum(net.norms), dtype=torch.float32), saved
 
 
 @torch.library.custom_op("mixmatch::wide_resnet_gradient", mutates_args=())
@@ -296,13 +301,11 @@ def _gradient(
     saved: list[Tensor],
     kernels: Tensor,
     weights: list[Tensor],
-    batches: list[int],
+    size: int,
     shape: list[int],
 ) -> tuple[Tensor, Tensor]:
     """The gradients of all convolutions' weights, one after the other, and of the norms' gammas and betas (2, C)."""
-    net, (size, quiet, quiet_size) = Shape.decoded(tuple(shape)), batches
-    learned = _Pass(net, kernels, weights, x[quiet:], Batches(size))
-    return learned.backward(g[quiet:], sums[quiet // quiet_size :], [values[quiet:] for values in saved])
+    return _Pass(Shape.decoded(tuple(shape)), kernels, weights, x, size).backward(g, sums, saved)
 
 
 @_gradient.register_fake
@@ -313,25 +316,25 @@ def _(
     saved: list[Tensor],
     kernels: Tensor,
     weights: list[Tensor],
-    batches: list[int],
+    size: int,
     shape: list[int],
 ) -> tuple[Tensor, Tensor]:
     return g.new_empty(sum(w.numel() for w in weights if w.dim() == 4)), g.new_empty(2, sums.shape[2])
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, list[Tensor]]) -> None:
-    x, kernels, weights, batches, shape, _ = inputs
-    _, sums, saved = output
-    ctx.batches, ctx.shape, ctx.count = batches, shape, len(weights)
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, list[Tensor]]) -> None:
+    _, x, kernels, weights, sizes, shape, _ = inputs
+    guessed, _, sums, saved = output
+    ctx.size, ctx.shape, ctx.count = sizes[1], shape, len(weights)
     ctx.save_for_backward(x, sums, kernels, *weights, *saved)
-    ctx.mark_non_differentiable(sums, *saved)
+    ctx.mark_non_differentiable(guessed, sums, *saved)
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Any, ...]:
+def _backward(ctx: Any, _guessed: Any, g: Tensor, *_: Any) -> tuple[Any, ...]:
     x, sums, kernels, *rest = ctx.saved_tensors
     weights, saved = rest[: ctx.count], rest[ctx.count :]
-    d_kernels, d_norms = _gradient(g.contiguous(), x, sums, saved, kernels, weights, ctx.batches, ctx.shape)
+    d_kernels, d_norms = _gradient(g.contiguous(), x, sums, saved, kernels, weights, ctx.size, ctx.shape)
     gradients: list[Tensor | None] = []
     shapes = [w.shape for w in weights]
     flat = torch.split(d_kernels, [s.numel() for s in shapes if len(s) == 4])
@@ -344,20 +347,20 @@ def _backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Any, ...]:
         else:
             part = parts[i // 2 - convolution]
             gradients += [part[0], part[1]]
-    return None, None, gradients, None, None, None
+    return None, None, None, gradients, None, None, None
 
 
 _features.register_autograd(_backward, setup_context=_setup_context)
 
 
 class _Pass:
-    """The kernels of one pass, in order."""
+    """The kernels of one pass, in order, over batches of so many images."""
 
-    def __init__(self, shape: Shape, kernels: Tensor, weights: list[Tensor], x: Tensor, batches: Batches) -> None:
+    def __init__(self, shape: Shape, kernels: Tensor, weights: list[Tensor], x: Tensor, size: int) -> None:
         from mixmatch.networks import kernels as programs
 
         self.k = programs
-        self.shape, self.x, self.batches = shape, x, batches
+        self.shape, self.x, self.size = shape, x, size
         self.images = len(x)
         self.total = sum(shape.norms)
         count = sum(2 + block.shortcut for block in shape.blocks) + 1
@@ -370,24 +373,28 @@ class _Pass:
         self.at = [sum(shape.norms[:i]) for i in range(len(shape.norms))]
         self.precision = "ieee" if x.dtype == torch.float32 else "tf32"
 
+    def of(self, x: Tensor, size: int) -> _Pass:
+        """The same pass over other images."""
+        other = copy.copy(self)
+        other.x, other.size, other.images = x, size, len(x)
+        return other
+
     # -------------------------------- kernels
 
     def sums(self) -> Tensor:
-        return torch.zeros(self.batches.count(self.images), 2, self.total, dtype=torch.float32, device=self.x.device)
+        return torch.zeros(self.images // self.size, 2, self.total, dtype=torch.float32, device=self.x.device)
 
     def gather(self, backward: bool) -> None:
         """Make the weights that `convolve_spans` takes."""
         index, counts = spread(tuple(self.shapes), tuple(self.spans), backward, self.kernels.device)
-        self.spread = torch.split(self.kernels.index_select(0, index), counts)
+        wide = self.kernels.new_empty(len(index))
+        if len(index):
+            self.k.gather[(-(-len(index) // 512),)](self.kernels, index, wide, len(index), BLOCK=512)
+        self.spread = torch.split(wide, counts)
 
-    def rows(self, size: int) -> tuple[int, int, int, int]:
-        """What kernels must know of the batches of images of this size: see `kernels`."""
-        pixels, batches = size * size, self.batches
-        return batches.quiet * pixels, batches.quiet_size * pixels, batches.size * pixels, batches.before
-
-    def alike(self, size: int) -> int:
-        """Rows of images of this size that are of one batch, wherever one begins: tiles must divide them."""
-        return math.gcd(self.batches.size, self.batches.quiet_size if self.batches.quiet else 0) * size * size
+    def rows(self, size: int) -> int:
+        """Rows of a batch of images of this size: tiles must divide them."""
+        return self.size * size * size
 
     def convolve(
         self,
@@ -412,8 +419,8 @@ class _Pass:
             in_size, out_size = size, size // stride
         y = x.new_empty(self.images, out_size, out_size, out_channels)
         span = self.spans[convolution]
-        alike = self.alike(out_size) // (span * stride**2 if backward else span)
-        bm, bn, bk, warps, stages = conv_tiles(alike, kernel, in_channels, out_channels, backward, span)
+        rows = self.rows(out_size) // (span * stride**2 if backward else span)
+        bm, bn, bk, warps, stages = conv_tiles(rows, kernel, in_channels, out_channels, backward, span)
         at = self.at[norm]
         gamma, beta = self.norms[norm]
         tensors = (
@@ -448,13 +455,13 @@ class _Pass:
         }
         grid = (self.images * out_size * out_size // span // bm, out_channels * span // bn)
         if span > 1:
-            self.k.convolve_spans[grid](*tensors, self.total, *self.rows(out_size), SPAN=span, **options)
+            self.k.convolve_spans[grid](*tensors, self.total, self.rows(out_size), SPAN=span, **options)
         else:
             pad = kernel // 2 if stride == 1 else 0
             self.k.convolve[grid](
                 *tensors,
                 self.total,
-                *self.rows(out_size),
+                self.rows(out_size),
                 IN_H=in_size,
                 IN_W=in_size,
                 SIZE=kernel,
@@ -496,7 +503,7 @@ class _Pass:
     def normalize(self, x: Tensor, sums: Tensor, norm: int) -> Tensor:
         size, channels = x.shape[1], x.shape[3]
         y = torch.empty_like(x)
-        bm = point_rows(self.alike(size), channels)
+        bm = point_rows(self.rows(size), channels)
         gamma, beta = self.norms[norm]
         self.k.normalize[(x.numel() // channels // bm,)](
             x,
@@ -505,7 +512,7 @@ class _Pass:
             beta,
             y,
             self.total,
-            *self.rows(size),
+            self.rows(size),
             C=channels,
             EPS=EPS,
             SLOPE=SLOPE,
@@ -524,7 +531,7 @@ class _Pass:
             beta,
             y,
             self.total,
-            *self.rows(x.shape[1]),
+            self.rows(x.shape[1]),
             C=channels,
             PIXELS=pixels,
             EPS=EPS,
@@ -536,7 +543,7 @@ class _Pass:
     def pool_gradient(self, g: Tensor, x: Tensor, sums: Tensor, g_sums: Tensor, norm: int) -> Tensor:
         pixels, channels = x.shape[1] * x.shape[2], x.shape[3]
         y = torch.empty_like(x)
-        bm = point_rows(self.alike(x.shape[1]), channels)
+        bm = point_rows(self.rows(x.shape[1]), channels)
         gamma, beta = self.norms[norm]
         at = self.at[norm]
         self.k.pool_gradient[(x.numel() // channels // bm,)](
@@ -548,7 +555,7 @@ class _Pass:
             y,
             g_sums[:, :, at:],
             self.total,
-            *self.rows(x.shape[1]),
+            self.rows(x.shape[1]),
             C=channels,
             PIXELS=pixels,
             EPS=EPS,
@@ -562,7 +569,7 @@ class _Pass:
     ) -> Tensor:
         channels = x.shape[3]
         y = torch.empty_like(x)
-        bm = point_rows(self.alike(x.shape[1]), channels)
+        bm = point_rows(self.rows(x.shape[1]), channels)
         at = self.at[norm]
         self.k.norm_gradient[(x.numel() // channels // bm,)](
             g,
@@ -573,7 +580,7 @@ class _Pass:
             y if residual is None else residual,
             y,
             self.total,
-            *self.rows(x.shape[1]),
+            self.rows(x.shape[1]),
             C=channels,
             RESIDUAL=residual is not None,
             EPS=EPS,
@@ -584,7 +591,6 @@ class _Pass:
     # -------------------------------- the network
 
     def forward(self, save: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
-        self.gather(backward=False)
         sums, saved = self.sums(), []
         h = self.convolve(self.x, 0, self.shape.size, sums=sums, norm=0)
         convolution = 1
@@ -671,14 +677,13 @@ class _Aside:
     def __enter__(self) -> _Aside:
         return self
 
-    def run(self, work: Callable[..., None], *given: Any) -> None:
+    def run(self, work: Callable[..., T], *given: Any) -> T:
         if self._here is None:
-            work(*given)
-            return
-        self._kept.append(given)  # memory given back now would be written to by what runs meanwhile
+            return work(*given)
+        self._kept.append((work, given))  # memory given back now would be written to by what runs meanwhile
         self._there.wait_stream(self._here)
         with torch.cuda.stream(self._there):
-            work(*given)
+            return work(*given)
 
     def __exit__(self, *error: object) -> None:
         """Whatever comes next, comes after it."""

@@ -2,21 +2,13 @@
 
 Statistics of batch norm are sums of values and of squares, laid out (batches, 2, channels of all layers). A convolution
 adds up those of its own output while it has it at hand, and its backward pass those that batch norm's gradient needs.
-Batches of images lie one after the other, and each is normalized by itself: those up to row `split` have `first` rows
-each and are `before` in number, the others have `rest`.
+Batches of images, of so many `rows` each, lie one after the other, and each is normalized by itself.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-
-@triton.jit
-def _batch(row, split, first, rest, before):
-    """The batch of a row, and how many rows it has."""
-    early = row < split
-    return tl.where(early, row // first, before + (row - split) // rest), tl.where(early, first, rest)
 
 
 @triton.jit
@@ -96,10 +88,7 @@ def convolve(
     gamma,
     beta,
     total,
-    split,
-    first,
-    rest,
-    before,
+    rows,
     H: tl.constexpr,
     W: tl.constexpr,
     IN_H: tl.constexpr,
@@ -184,7 +173,7 @@ def convolve(
             b = tl.load(from_weights, mask=known[:, None], other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
     at = m[:, None] * OUT_C + n[None, :]
-    batch, rows = _batch(tile * BM * STEP * STEP, split, first, rest, before)
+    batch = tile * BM * STEP * STEP // rows
     _finish(
         acc, at, n, batch, rows, bias, residual, y, sums, raw, raw_sums, gamma, beta, total,
         BACKWARD, BIAS, RESIDUAL, SUMS, EPS, SLOPE,
@@ -204,10 +193,7 @@ def convolve_spans(
     gamma,
     beta,
     total,
-    split,
-    first,
-    rest,
-    before,
+    rows,
     H: tl.constexpr,
     W: tl.constexpr,
     IN_C: tl.constexpr,
@@ -255,11 +241,18 @@ def convolve_spans(
             b = tl.load(weights + (dy * WIDTH + block), mask=known[:, None], other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
     at = j[:, None] * (SPAN * OUT_C) + n[None, :]
-    batch, rows = _batch(tl.program_id(0) * BM * SPAN, split, first, rest, before)
+    batch = tl.program_id(0) * BM * SPAN // rows
     _finish(
         acc, at, n % OUT_C, batch, rows, bias, residual, y, sums, raw, raw_sums, gamma, beta, total,
         BACKWARD, BIAS, RESIDUAL, SUMS, EPS, SLOPE,
     )  # fmt: skip
+
+
+@triton.jit
+def gather(x, index, y, count, BLOCK: tl.constexpr):
+    """y = x at index."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + tl.load(index + i, mask=i < count, other=0)), mask=i < count)
 
 
 @triton.jit
@@ -321,10 +314,7 @@ def normalize(
     beta,
     y,
     total,
-    split,
-    first,
-    rest,
-    before,
+    rows,
     C: tl.constexpr,
     EPS: tl.constexpr,
     SLOPE: tl.constexpr,
@@ -334,7 +324,7 @@ def normalize(
     tile = tl.program_id(0)
     c = tl.arange(0, C)
     at = (tile * BM + tl.arange(0, BM))[:, None] * C + c[None, :]
-    batch, rows = _batch(tile * BM, split, first, rest, before)
+    batch = tile * BM // rows
     mean, rstd = _statistics(sums, c, total, batch, rows, EPS)
     scale, shift = _affine(mean, rstd, gamma, beta, c)
     z = tl.load(x + at).to(tl.float32) * scale + shift
@@ -349,10 +339,7 @@ def pool(
     beta,
     y,
     total,
-    split,
-    first,
-    rest,
-    before,
+    rows,
     C: tl.constexpr,
     PIXELS: tl.constexpr,
     EPS: tl.constexpr,
@@ -362,7 +349,7 @@ def pool(
     """y (N, C) = the mean over each image's pixels of leaky ReLU of batch norm of x."""
     image = tl.program_id(0)
     c = tl.arange(0, C)
-    batch, rows = _batch(image * PIXELS, split, first, rest, before)
+    batch = image * PIXELS // rows
     mean, rstd = _statistics(sums, c, total, batch, rows, EPS)
     scale, shift = _affine(mean, rstd, gamma, beta, c)
     acc = tl.zeros((C,), dtype=tl.float32)
@@ -383,10 +370,7 @@ def pool_gradient(
     y,
     out_sums,
     total,
-    split,
-    first,
-    rest,
-    before,
+    rows,
     C: tl.constexpr,
     PIXELS: tl.constexpr,
     EPS: tl.constexpr,
@@ -399,7 +383,7 @@ def pool_gradient(
     c = tl.arange(0, C)
     m = tile * BM + tl.arange(0, BM)
     at = m[:, None] * C + c[None, :]
-    batch, rows = _batch(tile * BM, split, first, rest, before)
+    batch = tile * BM // rows
     raw = tl.load(x + at).to(tl.float32)
     mean, rstd = _statistics(sums, c, total, batch, rows, EPS)
     scale, shift = _affine(mean, rstd, gamma, beta, c)
@@ -423,10 +407,7 @@ def norm_gradient(
     residual,
     y,
     total,
-    split,
-    first,
-    rest,
-    before,
+    rows,
     C: tl.constexpr,
     RESIDUAL: tl.constexpr,
     EPS: tl.constexpr,
@@ -436,7 +417,7 @@ def norm_gradient(
     tile = tl.program_id(0)
     c = tl.arange(0, C)
     at = (tile * BM + tl.arange(0, BM))[:, None] * C + c[None, :]
-    batch, rows = _batch(tile * BM, split, first, rest, before)
+    batch = tile * BM // rows
     mean, rstd = _statistics(sums, c, total, batch, rows, EPS)
     mean_g = tl.load(g_sums + batch * 2 * total + c) / rows
     slope = tl.load(g_sums + batch * 2 * total + total + c) / rows

@@ -101,7 +101,8 @@ class Trainer:
         self._recorded = Recorded(self, CHUNK) if recorded else None
         self.stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
-            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            # Its work goes before what may run beside it: see `mixmatch.networks.fused`.
+            self.stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
             self.stream.wait_stream(torch.cuda.current_stream(device))
 
     def _kernels(self, network: nn.Module) -> fused.Shape | None:

@@ -91,15 +91,9 @@ class Passes:
         tensors = self.tensors
         if tensors is None:
             tensors = {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
-        size = len(learned[0])
-        batches = fused.Batches(size)
-        if quiet:
-            batches = fused.Batches(size, sum(len(x) for x in quiet), len(quiet[0]))
-        x = torch.cat([*quiet, *learned])
         tensors = {**tensors, **self.ema} if weights == "ema" else tensors
         with torch.no_grad() if weights == "ema" else nullcontext():
-            first, rest = fused.forward(self.network, self.shape, tensors, x, batches, stats == "update")
-        return list(torch.split(first, batches.quiet_size)) if quiet else [], list(torch.split(rest, size))
+            return fused.forward(self.network, self.shape, tensors, quiet, learned, stats == "update")
 
     @contextmanager
     def _statistics(self, stats: Stats) -> Iterator[None]:
