@@ -44,6 +44,11 @@ class Pool:
         return batch.to(self.device)
 
 
+def near(inputs: npt.NDArray[Any], device: torch.device) -> npt.NDArray[Any] | Tensor:
+    """Rows that are read again and again, one after the other: on the device if they fit, else as they are."""
+    return _copy(inputs, device) if _fits(inputs.nbytes, device) else inputs
+
+
 def _fits(size: int, device: torch.device) -> bool:
     """An accelerator's memory is for the network first: the data may have 40 % of what is free."""
     if device.type == "cuda":

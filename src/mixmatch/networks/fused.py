@@ -268,7 +268,7 @@ def _features(
     latter's sums for batch norm, and if `save`, what their backward pass needs."""
     learned = _Pass(Shape.decoded(tuple(shape)), kernels, weights, x, sizes[1])
     learned.gather(backward=False)
-    with _Aside(x.device) as aside:
+    with _Aside(x.device, urgent=True) as aside:
         if len(quiet):
             guessed = aside.run(learned.of(quiet, sizes[0]).forward, False)[0]
         else:
@@ -659,20 +659,21 @@ class _Pass:
 
 
 @cache
-def _beside(stream: int, device: torch.device) -> torch.cuda.Stream:
+def _beside(stream: int, device: torch.device, priority: int) -> torch.cuda.Stream:
     """The stream for what can run beside the work of another."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
 
 
 class _Aside:
-    """Work that nothing waits for until the end: on a GPU it runs in a stream of its own, in the gaps of the rest."""
+    """Work that nothing waits for until the end: on a GPU it runs in a stream of its own, in the gaps of the rest, or
+    if it is `urgent`, by turns with it."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, urgent: bool = False) -> None:
         self._here: torch.cuda.Stream | None = None
         self._kept: list[Any] = []
         if device.type == "cuda":
             self._here = torch.cuda.current_stream(device)
-            self._there = _beside(self._here.cuda_stream, device)
+            self._there = _beside(self._here.cuda_stream, device, -1 if urgent else 0)
 
     def __enter__(self) -> _Aside:
         return self

@@ -15,7 +15,6 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -29,7 +28,7 @@ from mixmatch.networks import fused
 from mixmatch.settings import Settings
 from mixmatch.training import checkpoint
 from mixmatch.training.checkpoint import Checkpoint
-from mixmatch.training.evaluate import Evaluation, evaluate
+from mixmatch.training.evaluate import Evaluation, HeldOut, evaluate
 from mixmatch.training.fast import Loss, Recipe, Recorded, account, compiled, compiled_account, reason
 from mixmatch.training.model import Model, full_fp32
 from mixmatch.training.optimizer import build_optimizer, learning_rate, load_optimizer_state, optimizer_state
@@ -85,7 +84,8 @@ class Trainer:
         self._unlabeled = Sampler(max(len(split.unlabeled), 1), settings.batch_size, settings.seed, "unlabeled")
         self.step = 0
         self.machines = on_machines(None, 0, device)
-        self._test_inputs = _rows(source.test.inputs, split.test)
+        self._test = HeldOut.of(source.test.inputs, source.test.labels, split.test, device)
+        self._valid = HeldOut.of(source.train.inputs, source.train.labels, split.valid, device)
         self._metrics: list[str] = []
         self._sums = torch.zeros(0, device=device)
         self._summed = 0
@@ -290,13 +290,9 @@ class Trainer:
 
     def evaluate(self, between: Callable[[], None] = lambda: None) -> tuple[Evaluation | None, Evaluation | None]:
         """The averaged model on the test images and on the validation images, None where there are none."""
-        test_labels = self.source.test.labels[self.split.test]
-        valid = None
         with self.in_stream(), full_fp32():
-            test = evaluate(self.model, self._test_inputs, test_labels, self.device, between)
-            if len(self.split.valid):
-                train, rows = self.source.train, self.split.valid
-                valid = evaluate(self.model, train.inputs[rows], train.labels[rows], self.device)
+            test = None if self._test is None else evaluate(self.model, self._test, between)
+            valid = None if self._valid is None else evaluate(self.model, self._valid)
         return test, valid
 
     # ---------------------------------------------------------------- over time
@@ -554,8 +550,3 @@ def fitting(
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in tensors.items()}
-
-
-def _rows(inputs: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """These rows of the inputs; all of them are the inputs themselves, which may be larger than memory."""
-    return inputs if len(rows) == len(inputs) and (rows == np.arange(len(inputs))).all() else inputs[rows]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixmatch.data.augment import unaugmented
+from mixmatch.data.pool import near
 from mixmatch.data.source import UNKNOWN
 from mixmatch.training.model import Model
 
@@ -27,36 +29,57 @@ class Evaluation(NamedTuple):
     images: int
 
 
+ROWS, VALUES = 4096, 4096 * 32 * 32 * 3
+"""The most rows that an accelerator gets at once, and the most values."""
+
+
+def piece_rows(shape: Sequence[int], device: torch.device) -> int:
+    """How many rows of a shape a device gets at once."""
+    if device.type == "cpu":
+        return 64  # small pieces stay in a processor's cache
+    return max(1, min(ROWS, VALUES // math.prod(shape)))
+
+
 def predict_logits(
-    forward: Callable[[Tensor], Tensor], inputs: npt.NDArray[Any], device: torch.device
+    forward: Callable[[Tensor], Tensor], inputs: npt.NDArray[Any] | Tensor, device: torch.device
 ) -> Iterator[Tensor]:
     """Logits (n, L) for uint8 images (N, H, W, C) or features (N, F), piece by piece and unaugmented."""
-    size = 64 if device.type == "cpu" else 1000  # small pieces stay in a processor's cache
+    size = piece_rows(inputs.shape[1:], device)
     for start in range(0, len(inputs), size):
-        piece = torch.from_numpy(np.array(inputs[start : start + size])).to(device)
+        piece = inputs[start : start + size]
+        rows = piece if isinstance(piece, Tensor) else torch.from_numpy(np.array(piece)).to(device)
         with torch.no_grad():
-            yield forward(unaugmented(piece))
+            yield forward(unaugmented(rows))
 
 
-def evaluate(
-    model: Model,
-    inputs: npt.NDArray[Any],
-    labels: npt.NDArray[np.int64],
-    device: torch.device,
-    between: Callable[[], None] = lambda: None,
-) -> Evaluation | None:
-    """The error over the rows whose class is known; None if there are none. `between` is called between batches."""
-    known = labels != UNKNOWN
-    if not known.any():
-        return None
-    if not known.all():
-        inputs, labels = inputs[known], labels[known]
-    truth = torch.from_numpy(np.ascontiguousarray(labels, np.int64)).to(device)
+class HeldOut(NamedTuple):
+    """Rows of known class to judge a model by, and their classes on the device."""
+
+    inputs: npt.NDArray[Any] | Tensor
+    labels: Tensor
+
+    @staticmethod
+    def of(
+        inputs: npt.NDArray[Any], labels: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], device: torch.device
+    ) -> HeldOut | None:
+        """Those of `rows` whose class is known; None if there are none."""
+        rows = rows[labels[rows] != UNKNOWN]
+        if len(rows) == 0:
+            return None
+        every = len(rows) == len(inputs) and bool((rows == np.arange(len(rows))).all())
+        chosen = inputs if every else inputs[rows]  # the inputs themselves may be larger than memory
+        return HeldOut(near(chosen, device), torch.from_numpy(np.array(labels[rows], np.int64)).to(device))
+
+
+def evaluate(model: Model, held_out: HeldOut, between: Callable[[], None] = lambda: None) -> Evaluation:
+    """The error over the rows. `between` is called between pieces."""
+    truth = held_out.labels
+    device = truth.device
     wrong = torch.zeros((), dtype=torch.int64, device=device)
     exact = torch.float32 if device.type == "mps" else torch.float64  # which MPS does not have
     loss = torch.zeros((), dtype=exact, device=device)
     start = 0
-    for logits in predict_logits(lambda x: model(x, weights="ema", stats="running"), inputs, device):
+    for logits in predict_logits(lambda x: model(x, weights="ema", stats="running"), held_out.inputs, device):
         target = truth[start : start + len(logits)]
         wrong += (logits.argmax(dim=-1) != target).sum()
         loss += F.cross_entropy(logits, target, reduction="sum").to(exact)
