@@ -39,7 +39,7 @@ from mixmatch.data.split import make_split
 from mixmatch.settings import Settings, resolve
 from mixmatch.training.engine import Trainer
 
-CLASSES, SIZE, LABELS = 10, 32, 250
+CLASSES, SIZE = 10, 32
 TURN = 32
 """Steps a run takes before another has its turn."""
 
@@ -66,6 +66,11 @@ class Augmented(Dataset[Any]):
         return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1))).float() / 127.5 - 1
 
 
+def labels(batch_size: int) -> int:
+    """250, or what three batches take: the textbook loop drops a batch that is not full."""
+    return max(250, CLASSES * -(-3 * batch_size // CLASSES))
+
+
 def endless(loader: DataLoader[Any]):  # type: ignore[no-untyped-def]
     while True:
         yield from loader
@@ -77,7 +82,7 @@ Steps = Callable[[int], None]
 
 def textbook(source: Source, settings: Settings, device: torch.device) -> Steps:
     """Steps of MixMatch as people write them."""
-    split = make_split(source, LABELS, seed=1)
+    split = make_split(source, labels(settings.batch_size), seed=1)
     workers = 4 if device.type == "cuda" else 0
     loaders = []
     for rows, views in ((split.labeled, 1), (split.unlabeled, 2)):
@@ -146,7 +151,8 @@ def engine(source: Source, settings: Settings, device: torch.device, fast: bool,
     for seed in range(1, runs + 1):
         torch.manual_seed(seed)
         network = networks.build(settings.network, CLASSES, (3, SIZE, SIZE))
-        split, own = make_split(source, LABELS, seed=seed), replace(settings, seed=seed)
+        split = make_split(source, labels(settings.batch_size), seed=seed)
+        own = replace(settings, seed=seed)
         trainers.append(Trainer(own, source, split, network, device, compile=fast, record=fast))
 
     def steps(count: int) -> None:
