@@ -18,7 +18,9 @@ from mixmatch.training.model import full_fp32
 BATCHES, SIZE = 3, 64
 
 
-def cosine(a: Tensor, b: Tensor) -> float:
+def cosine(a: Tensor | None, b: Tensor | None) -> float:
+    assert a is not None
+    assert b is not None
     return torch.nn.functional.cosine_similarity(a.flatten().double(), b.flatten().double(), dim=0).item()
 
 
@@ -28,7 +30,7 @@ def main() -> None:
     built = [networks.build("wrn-28-2", 10, (3, 32, 32)) for _ in names]
     for network in built:
         network.load_state_dict(built[0].state_dict())
-        network.cuda().to(memory_format=torch.channels_last).train()
+        network.cuda().to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     exact, ours, theirs = built
     x = torch.randn(BATCHES * SIZE, 3, 32, 32, device="cuda")
     shape = fused.shape_of(ours, (3, 32, 32))
@@ -36,7 +38,7 @@ def main() -> None:
     with full_fp32():
         logits = [torch.cat([exact(batch) for batch in x.split(SIZE)])]
     tensors = {**dict(ours.named_parameters()), **dict(ours.named_buffers())}
-    logits.append(fused.forward(ours, shape, tensors, x, fused.Batches(SIZE), update=False)[1])
+    logits.append(torch.cat(fused.forward(ours, shape, tensors, [], list(x.split(SIZE)), update=False)[1]))
     with torch.autocast("cuda", dtype=torch.bfloat16):
         logits.append(torch.cat([theirs(batch) for batch in x.split(SIZE)]).float())
     direction = torch.randn_like(logits[0])
@@ -44,12 +46,10 @@ def main() -> None:
         with full_fp32():
             (output * direction).sum().backward()
     learned = [name for name, parameter in ours.named_parameters() if parameter.grad is not None]
-    reference = dict(exact.named_parameters())
-    for name, network, output in list(zip(names, built, logits, strict=True))[1:]:
-        mine = dict(network.named_parameters())
-        cosines = [cosine(mine[key].grad, reference[key].grad) for key in learned]
+    for kind, network, output in list(zip(names, built, logits, strict=True))[1:]:
+        cosines = [cosine(network.get_parameter(name).grad, exact.get_parameter(name).grad) for name in learned]
         difference = (output - logits[0]).abs().max().item()
-        print(f"{name:9} logits {difference:.4f}  gradients {min(cosines):.4f} {sum(cosines) / len(cosines):.4f}")
+        print(f"{kind:9} logits {difference:.4f}  gradients {min(cosines):.4f} {sum(cosines) / len(cosines):.4f}")
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def textbook(source: Source, settings: Settings, device: torch.device) -> Steps:
     workers = 4 if device.type == "cuda" else 0
     loaders = []
     for rows, views in ((split.labeled, 1), (split.unlabeled, 2)):
-        data = Augmented(source.train.images[rows], source.train.labels[rows], views)
+        data = Augmented(source.train.inputs[rows], source.train.labels[rows], views)
         loaders.append(
             endless(
                 DataLoader(
@@ -209,7 +209,7 @@ def flops_of_step(settings: Settings) -> float:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         network(torch.zeros(1, 3, SIZE, SIZE))
     K = settings.method_settings.get("K", 2)
-    forwards = {
+    forwards: int = {
         "mixmatch": K + 3 * (K + 1),
         "supervised": 3,
         "supervised-mixup": 3,

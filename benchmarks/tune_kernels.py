@@ -146,7 +146,7 @@ def timed(work: Callable[[], Any], lock: Any, count: int = 20) -> float:
         with torch.cuda.graph(graph):
             for _ in range(count):
                 work()
-        times = []
+        times: list[float] = []
         for _ in range(4):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
@@ -183,14 +183,14 @@ def main() -> None:
             for key, found, reference in pool.imap_unordered(tune, jobs, chunksize=1):
                 times.setdefault(key, []).extend(found)
                 references.setdefault(key, []).append(reference)
-    tiles = {}
+    best_tiles: dict[str, list[int]] = {}
     for key, found in sorted(times.items()):
         if not found:
             raise SystemExit(f"no tile for {key} runs on this GPU")
         best, tile = min(found)
         print(f"{key:20} {best:6.1f} us, cuDNN {min(references[key]):6.1f} us  {tile}", flush=True)
-        tiles[key] = list(tile)
-    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(tile)}" for key, tile in sorted(tiles.items()))
+        best_tiles[key] = list(tile)
+    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(tile)}" for key, tile in sorted(best_tiles.items()))
     args.output.write_text(f"{{\n{lines}\n}}\n")
 
 

@@ -13,6 +13,7 @@ import argparse
 import json
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -41,7 +42,7 @@ def main() -> None:
 
     device = pick_device(args.device)
     settings = from_dict(RunFolder(args.run).config()["settings"])
-    images = torch.from_numpy(load(settings.data, args.data_dir).test.images[: args.images].copy())
+    images = torch.from_numpy(load(settings.data, args.data_dir).test.inputs[: args.images].copy())
     u = to_unit_range(images.to(device))
     noise = torch.randn(u.shape, generator=torch.Generator().manual_seed(0)).to(device)
     network = mixmatch.load(args.run, device=str(device)).network
@@ -53,7 +54,7 @@ def main() -> None:
         with torch.no_grad():
             return functional.kl_divergence(exact_model(u.double()), exact_model(u.double() + r.double())).item()
 
-    rows = [{"precision": "float64", "xi": 1e-6, "cosine": 1.0, "moves": moved(exact)}]
+    rows: list[dict[str, Any]] = [{"precision": "float64", "xi": 1e-6, "cosine": 1.0, "moves": moved(exact)}]
     for xi in (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1):
         r = VAT(xi=xi).perturbation(Model(deepcopy(network)), u, noise)
         rows.append({"precision": "float32", "xi": xi, "cosine": _cosine(r, exact), "moves": moved(r)})
@@ -64,8 +65,8 @@ def main() -> None:
         return
     table = Table("precision", "xi", "cosine with float64", "moves predictions by (KL)")
     for row in rows:
-        xi = "" if row["xi"] is None else f"{row['xi']:g}"
-        table.add_row(str(row["precision"]), xi, f"{row['cosine']:.3f}", f"{row['moves']:.4f}")
+        tried = "" if row["xi"] is None else f"{row['xi']:g}"
+        table.add_row(str(row["precision"]), tried, f"{row['cosine']:.3f}", f"{row['moves']:.4f}")
     Console().print(table)
 
 

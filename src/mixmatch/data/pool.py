@@ -46,13 +46,13 @@ class Pool:
 
 def near(inputs: npt.NDArray[Any], device: torch.device) -> npt.NDArray[Any] | Tensor:
     """Rows that are read again and again, one after the other: on the device if they fit, else as they are."""
-    return _copy(inputs, device) if _fits(inputs.nbytes, device) else inputs
+    return _copy(inputs, device) if _fits(inputs.nbytes, device, 0.1) else inputs
 
 
-def _fits(size: int, device: torch.device) -> bool:
-    """An accelerator's memory is for the network first: the data may have 40 % of what is free."""
+def _fits(size: int, device: torch.device, share: float = 0.4) -> bool:
+    """An accelerator's memory is for the network first: the data may have a share of what is free."""
     if device.type == "cuda":
-        return size <= 0.4 * torch.cuda.mem_get_info(device)[0]
+        return size <= share * torch.cuda.mem_get_info(device)[0]
     return False
 
 

@@ -15,15 +15,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixmatch.networks.wide_resnet import SLOPE, Block, WideResNet
-
-T = TypeVar("T")
 
 EPS = 1e-3
 NUMBERS = torch.bfloat16
@@ -142,7 +140,7 @@ def available() -> bool:
 
 
 def fits(shape: Shape, sizes: Sequence[int]) -> bool:
-    """Whether batches of these sizes divide into tiles, and 32 bits can count their values."""
+    """Whether batches of these sizes, in one pass, divide into tiles, and 32 bits can count their values."""
     largest = max(b.size**2 * max(b.in_channels, b.channels // b.stride**2) for b in shape.blocks)
     outputs = zip(shape.output_sizes, shape.spans, strict=True)
     tiles = all(size * side**2 % (16 * span) == 0 for side, span in outputs for size in sizes)
@@ -268,12 +266,14 @@ def _features(
     latter's sums for batch norm, and if `save`, what their backward pass needs."""
     learned = _Pass(Shape.decoded(tuple(shape)), kernels, weights, x, sizes[1])
     learned.gather(backward=False)
+    guessed, pooled = (
+        x.new_empty(n, learned.shape.blocks[-1].channels, dtype=torch.float32) for n in (len(quiet), len(x))
+    )
     with _Aside(x.device, urgent=True) as aside:
         if len(quiet):
-            guessed = aside.run(learned.of(quiet, sizes[0]).forward, False)[0]
-        else:
-            guessed = x.new_empty(0, learned.shape.blocks[-1].channels, dtype=torch.float32)
-        return guessed, *learned.forward(save)
+            aside.run(learned.of(quiet, sizes[0]).forward, guessed, False)
+        sums, saved = learned.forward(pooled, save)
+    return guessed, pooled, sums, saved
 
 
 @_features.register_fake
@@ -387,10 +387,7 @@ class _Pass:
     def gather(self, backward: bool) -> None:
         """Make the weights that `convolve_spans` takes."""
         index, counts = spread(tuple(self.shapes), tuple(self.spans), backward, self.kernels.device)
-        wide = self.kernels.new_empty(len(index))
-        if len(index):
-            self.k.gather[(-(-len(index) // 512),)](self.kernels, index, wide, len(index), BLOCK=512)
-        self.spread = torch.split(wide, counts)
+        self.spread = torch.split(self.kernels.index_select(0, index), counts)
 
     def rows(self, size: int) -> int:
         """Rows of a batch of images of this size: tiles must divide them."""
@@ -520,16 +517,15 @@ class _Pass:
         )
         return y
 
-    def pool(self, x: Tensor, sums: Tensor, norm: int) -> Tensor:
+    def pool(self, x: Tensor, sums: Tensor, norm: int, into: Tensor) -> None:
         pixels, channels = x.shape[1] * x.shape[2], x.shape[3]
-        y = torch.empty(self.images, channels, dtype=torch.float32, device=x.device)
         gamma, beta = self.norms[norm]
         self.k.pool[(self.images,)](
             x,
             sums[:, :, self.at[norm] :],
             gamma,
             beta,
-            y,
+            into,
             self.total,
             self.rows(x.shape[1]),
             C=channels,
@@ -538,7 +534,6 @@ class _Pass:
             SLOPE=SLOPE,
             BM=min(64, pixels & -pixels),
         )
-        return y
 
     def pool_gradient(self, g: Tensor, x: Tensor, sums: Tensor, g_sums: Tensor, norm: int) -> Tensor:
         pixels, channels = x.shape[1] * x.shape[2], x.shape[3]
@@ -590,7 +585,8 @@ class _Pass:
 
     # -------------------------------- the network
 
-    def forward(self, save: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def forward(self, into: Tensor, save: bool) -> tuple[Tensor, list[Tensor]]:
+        """Put pooled features into a tensor; return sums for batch norm, and if `save`, what `backward` needs."""
         sums, saved = self.sums(), []
         h = self.convolve(self.x, 0, self.shape.size, sums=sums, norm=0)
         convolution = 1
@@ -607,7 +603,8 @@ class _Pass:
             h = self.convolve(b, convolution + 1, after, residual=h, sums=sums, norm=2 * i + 2)
             convolution += 2 + block.shortcut
         saved += [h] if save else []
-        return self.pool(h, sums, 2 * len(self.shape.blocks)), sums, saved
+        self.pool(h, sums, 2 * len(self.shape.blocks), into)
+        return sums, saved
 
     def backward(self, g: Tensor, sums: Tensor, saved: list[Tensor]) -> tuple[Tensor, Tensor]:
         g_sums = self.sums()
@@ -678,13 +675,15 @@ class _Aside:
     def __enter__(self) -> _Aside:
         return self
 
-    def run(self, work: Callable[..., T], *given: Any) -> T:
+    def run(self, work: Callable[..., object], *given: Any) -> None:
+        """Do work whose results are in tensors it is given: what it makes itself belongs to its stream."""
         if self._here is None:
-            return work(*given)
+            work(*given)
+            return
         self._kept.append((work, given))  # memory given back now would be written to by what runs meanwhile
         self._there.wait_stream(self._here)
         with torch.cuda.stream(self._there):
-            return work(*given)
+            work(*given)
 
     def __exit__(self, *error: object) -> None:
         """Whatever comes next, comes after it."""

@@ -249,13 +249,6 @@ def convolve_spans(
 
 
 @triton.jit
-def gather(x, index, y, count, BLOCK: tl.constexpr):
-    """y = x at index."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + i, tl.load(x + tl.load(index + i, mask=i < count, other=0)), mask=i < count)
-
-
-@triton.jit
 def weight_gradient(
     x,
     g,

@@ -29,7 +29,7 @@ class Evaluation(NamedTuple):
     images: int
 
 
-ROWS, VALUES = 4096, 4096 * 32 * 32 * 3
+ROWS, VALUES = 1024, 1024 * 32 * 32 * 3
 """The most rows that an accelerator gets at once, and the most values."""
 
 
@@ -37,7 +37,7 @@ def piece_rows(shape: Sequence[int], device: torch.device) -> int:
     """How many rows of a shape a device gets at once."""
     if device.type == "cpu":
         return 64  # small pieces stay in a processor's cache
-    return max(1, min(ROWS, VALUES // math.prod(shape)))
+    return max(1, min(ROWS, VALUES // max(1, math.prod(shape))))
 
 
 def predict_logits(
@@ -47,7 +47,8 @@ def predict_logits(
     size = piece_rows(inputs.shape[1:], device)
     for start in range(0, len(inputs), size):
         piece = inputs[start : start + size]
-        rows = piece if isinstance(piece, Tensor) else torch.from_numpy(np.array(piece)).to(device)
+        # A copy: a network may work in place.
+        rows = piece.clone() if isinstance(piece, Tensor) else torch.from_numpy(np.array(piece)).to(device)
         with torch.no_grad():
             yield forward(unaugmented(rows))
 

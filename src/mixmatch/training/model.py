@@ -79,10 +79,11 @@ class Passes:
         return guesses, self.several(learned, stats="update")
 
     def _can_fuse(self, *kinds: Sequence[Tensor]) -> bool:
-        """Whether kernels can take these batches together: those of a kind must be of one size."""
+        """Whether kernels can take the batches of each kind together: they must be of one size."""
+        if self.precision != "bf16" or self.shape is None:
+            return False
         alike = all(len(x) == len(batches[0]) for batches in kinds for x in batches)
-        sizes = [len(x) for batches in kinds for x in batches]
-        return self.precision == "bf16" and alike and self.shape is not None and fused.fits(self.shape, sizes)
+        return alike and all(fused.fits(self.shape, [len(x) for x in batches]) for batches in kinds)
 
     def _fused(
         self, quiet: Sequence[Tensor], learned: Sequence[Tensor], weights: Weights, stats: Stats
