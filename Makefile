@@ -23,7 +23,7 @@ types: $(VENV)/ready
 	$(BIN)/mypy
 
 unit: $(VENV)/ready
-	$(TEST_ENV) $(BIN)/pytest -n 2
+	$(TEST_ENV) $(BIN)/pytest -n 2 --dist worksteal
 
 # Kill a run many times at random moments and compare it with one that was left alone.
 soak: $(VENV)/ready
