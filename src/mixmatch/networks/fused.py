@@ -1,8 +1,9 @@
 """The wide residual network on CUDA in few kernels: two for each convolution forwards, and three backwards.
 
 The same network as `WideResNet`, computed in bf16: batch norm's statistics are added up where a convolution has its
-output at hand, and images of several batches share each kernel, every batch normalized by itself. Biases of
-convolutions get no gradient: batch norm takes away what they add, so it is exactly zero.
+output at hand, and images of several batches share each kernel, every batch normalized by itself. What nothing waits
+for runs beside the rest, in a stream of its own: the pass over images that only targets come from, and gradients of
+weights. Biases of convolutions get no gradient: batch norm takes away what they add, so it is exactly zero.
 """
 
 from __future__ import annotations
@@ -192,10 +193,10 @@ def forward(
     statistics."""
     weights = [tensors[name] for name in names(shape)]
     save = torch.is_grad_enabled() and any(w.requires_grad for w in weights)
-    x = _images(learned)
-    silent = _images(quiet) if quiet else x[:0].clone()
+    images = _images(learned)
+    quiet_images = _images(quiet) if quiet else images.new_empty(0, *images.shape[1:])
     sizes = [len(quiet[0]) if quiet else 1, len(learned[0])]
-    guessed, pooled, sums, *_ = _features(silent, x, packed(weights), weights, sizes, shape.encoded(), save)
+    guessed, pooled, sums, *_ = _features(quiet_images, images, packed(weights), weights, sizes, shape.encoded(), save)
     if update:
         _update_running(network, shape, tensors, sums[0].detach(), sizes[1])
     head = (tensors["head.weight"].to(NUMBERS), tensors["head.bias"].to(NUMBERS))
