@@ -34,9 +34,9 @@ CASES += [{"method": "mixmatch", "passes": "fused"}, {"method": "mixmatch", "gue
 
 @pytest.fixture(autouse=True, scope="module")
 def _fresh_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
+    # PyTorch's own patch: undone by pytest's, a setting of PyTorch's is gone, and this may run twice in a process.
+    with pytest.MonkeyPatch.context() as patch, torch._inductor.config.patch(compile_threads=1):
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
-        patch.setattr(torch._inductor.config, "compile_threads", 1)
         yield
 
 
