@@ -2,10 +2,13 @@
 
     python benchmarks/tune_kernels.py                     # minutes; needs a GPU
     python benchmarks/tune_kernels.py --output mine.json  # look first
+    python benchmarks/tune_kernels.py --only "boxes forward"
 
 For each convolution of WRN-28-2 at batch 64 (three batches of mixed images): forwards with batch norm's sums, backwards
-through batch norm's, and the gradient of the weights. Prints the best of ours beside cuDNN's convolution alone, which
-leaves the sums and leaky ReLU still to do. Processes compile in parallel and take turns at timing.
+through batch norm's, and the gradient of the weights. Fastest is what takes the least time where three streams do the
+same at once, because a step keeps the GPU busy with other work too. Prints the best of ours, alone and busy, beside
+cuDNN's convolution alone, which leaves the sums and leaky ReLU still to do. Processes compile in parallel and take
+turns at timing.
 """
 
 from __future__ import annotations
@@ -24,7 +27,10 @@ import torch.nn.functional as F
 
 from mixmatch.networks import fused
 
-IMAGES, GROUPS = 192, 3
+IMAGES, GROUPS, STREAMS = 192, 3, 3
+
+Times = tuple[float, float]
+"""Microseconds of a kernel alone, and of each where several streams have one."""
 
 
 class Job(NamedTuple):
@@ -40,14 +46,12 @@ class Job(NamedTuple):
     @property
     def key(self) -> str:
         """As in the table: channels in and out are those of the computation, so backwards they change places."""
-        if self.kind == "weights":
-            return f"weights 3 {self.in_channels} {self.out_channels}"
         into, out = computed(self.kind, self.in_channels, self.out_channels)
         return f"{self.kind} 3 {into} {out} {self.span}"
 
 
 def computed(kind: str, in_channels: int, out_channels: int) -> tuple[int, int]:
-    return (out_channels, in_channels) if kind == "backward" else (in_channels, out_channels)
+    return (out_channels, in_channels) if kind.endswith("backward") else (in_channels, out_channels)
 
 
 def candidates(kind: str, in_channels: int, out_channels: int, span: int) -> Iterator[tuple[int, ...]]:
@@ -57,36 +61,40 @@ def candidates(kind: str, in_channels: int, out_channels: int, span: int) -> Ite
     def power(value: int) -> int:
         return max(16, 1 << (value - 1).bit_length())
 
-    if kind == "weights":
-        for taps in (1, 3):
-            columns = power(taps * in_channels)
-            for bn in upto(out_channels, 32, 64, 128):
+    into, out = computed(kind, in_channels, out_channels)
+    boxes = kind.startswith("boxes")
+    if kind.endswith("weights"):
+        for taps in (1,) if boxes else (3,) if span > 1 else (1, 3):
+            columns = power((taps + span - 1) * into)
+            for bn in upto(span * out, 32, 64, 128):
                 for warps in (4, 8):
-                    if columns * bn > 256 * 64 or (warps == 8 and columns * bn < 4096):
+                    if columns * bn > 256 * 64 or (warps == 8 and columns * bn < 4096) or (boxes and bn < 64):
                         continue
-                    for bm in (64, 128, 32):
-                        for stages in (3, 2):
-                            for programs in (264, 528, 132):
+                    for bm in (64, 128) if boxes else (64, 128, 32):
+                        for stages in (3, 4) if boxes else (3, 2):
+                            for programs in (264, 132) if boxes else (264, 528, 132):
                                 yield taps, bm, bn, programs, warps, stages
         return
-    into, out = computed(kind, in_channels, out_channels)
-    if span > 1:
-        into, out = into * (span + 2), out * span
+    reads = into * (span + 2) if span > 1 and not boxes else into
     for bm in (128, 256, 64):
-        for bn in upto(out, 32, 64, 128):
-            for bk in upto(power(into), 32, 64, 128):
+        for bn in upto(span * out, 32, 64, 128):
+            for bk in upto(into if boxes else power(reads), 32, 64, 128):
                 for warps in (4, 8):
                     if bm * bn > 128 * 128 or (warps == 8 and bm * bn < 8192):
                         continue
-                    for stages in (3, 2, 4, 1):
+                    if boxes and (bk > 64 or bn < min(64, span * out)):
+                        continue
+                    for stages in (3, 4) if boxes else (3, 2, 4, 1):
                         yield bm, bn, bk, warps, stages
 
 
-def tune(job: Job) -> tuple[str, list[tuple[float, tuple[int, ...]]], float]:
-    """Microseconds of a job's tiles, and cuDNN's."""
+def tune(job: Job) -> tuple[str, list[tuple[Times, tuple[int, ...]]], Times]:
+    """Times of a job's tiles, and cuDNN's."""
     from mixmatch.networks import kernels
 
     into, out, size, stride = job.in_channels, job.out_channels, job.size, job.stride
+    kind = job.kind.removeprefix("boxes ")
+    fused.copies_boxes = lambda device: kind != job.kind  # type: ignore[assignment]
     torch.manual_seed(0)
     x = torch.randn(IMAGES, size, size, into, device="cuda").bfloat16()
     g = torch.randn(IMAGES, size // stride, size // stride, out, device="cuda").bfloat16()
@@ -97,7 +105,7 @@ def tune(job: Job) -> tuple[str, list[tuple[float, tuple[int, ...]]], float]:
     pass_.total, pass_.at, pass_.shapes, pass_.spans = channels, [0], [tuple(w.shape)], [job.span]
     pass_.kernels, pass_.biases = fused.packed([w]), [torch.zeros(out, device="cuda")]
     pass_.plain = (pass_.kernels[:-1],)
-    pass_.gather(job.kind == "backward")
+    pass_.gather(kind == "backward")
     pass_.norms = [(torch.ones(channels, device="cuda"), torch.zeros(channels, device="cuda"))]
     sums = torch.zeros(GROUPS, 2, channels, device="cuda")
     raw = torch.zeros_like(sums)
@@ -114,55 +122,69 @@ def tune(job: Job) -> tuple[str, list[tuple[float, tuple[int, ...]]], float]:
     pad, low, gn = [1 if stride == 1 else 0] * 2, w.bfloat16(), g.permute(0, 3, 1, 2)
 
     def theirs() -> None:
-        if job.kind == "forward":
+        if kind == "forward":
             F.conv2d(padded, low, None, stride, pad)
         else:
-            mask = [job.kind == "backward", job.kind == "weights", False]
+            mask = [kind == "backward", kind == "weights", False]
             torch.ops.aten.convolution_backward(
                 gn, padded, low, None, [stride] * 2, pad, [1, 1], False, [0, 0], 1, mask
             )
 
-    found: list[tuple[float, tuple[int, ...]]] = []
+    found: list[tuple[Times, tuple[int, ...]]] = []
     with open(job.lock, "w") as lock:
         reference = timed(theirs, lock)
         for tile in job.tiles:
             fused.TILES[job.key] = list(tile)
             try:
-                found.append((timed(ours[job.kind], lock), tile))
+                found.append((timed(ours[kind], lock), tile))
             except Exception as error:  # too many registers, too much shared memory
                 if "resource" not in str(error).lower():
                     print(f"{job.key} {tile}: {type(error).__name__}: {str(error)[:150]}", flush=True)
     return job.key, found, reference
 
 
-def timed(work: Callable[[], Any], lock: Any, count: int = 20) -> float:
-    """Microseconds, the best of a few replays of a graph of many calls, while no other process is timing."""
+def timed(work: Callable[[], Any], lock: Any, count: int = 20) -> Times:
+    """The best of a few replays of a graph of many calls, while no other process is timing."""
     for _ in range(2):
         work()
     torch.cuda.synchronize()
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(count):
-                work()
-        times: list[float] = []
-        for _ in range(4):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(1000 * start.elapsed_time(end) / count)
-        return min(times)
+        alone, busy = (replayed(work, streams, count) for streams in (1, STREAMS))
+        return alone, busy
     finally:
         fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+def replayed(work: Callable[[], Any], streams: int, count: int) -> float:
+    graph = torch.cuda.CUDAGraph()
+    others = [torch.cuda.Stream() for _ in range(streams - 1)]
+    with torch.cuda.graph(graph):
+        main = torch.cuda.current_stream()
+        for stream in others:
+            stream.wait_stream(main)
+        for _ in range(count):
+            for stream in (main, *others):
+                with torch.cuda.stream(stream):
+                    work()
+        for stream in others:
+            main.wait_stream(stream)
+    times: list[float] = []
+    for _ in range(4):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(1000 * start.elapsed_time(end) / count / streams)
+    return min(times)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     table = Path(fused.__file__).with_name("tiles.json")
     parser.add_argument("--output", type=Path, default=table)
+    parser.add_argument("--only", default="", help="those whose name in the table has this in it; others stay")
     parser.add_argument("--processes", type=int, default=16)
     args = parser.parse_args()
     shapes = [(32, 32, 32, 1), (16, 64, 64, 1), (8, 128, 128, 1), (32, 32, 64, 2), (16, 64, 128, 2)]
@@ -170,25 +192,32 @@ def main() -> None:
     with tempfile.NamedTemporaryFile() as lock:
         jobs = []
         for size, into, out, stride in shapes:
-            for kind in ("weights", "forward", "backward"):
-                if kind == "backward" and into == 3:
-                    continue  # images need no gradient
-                span = fused.span(into, out, size) if stride == 1 else 1
+            span = fused.span(into, out, size) if stride == 1 else 1
+            kinds = ["weights", "forward"] + ["backward"] * (into > 3)  # images need no gradient
+            if stride == 1 and fused.copies_boxes(torch.device("cuda")):
+                kinds += ["boxes weights"] * (into >= 64) + ["boxes forward"] * (into >= 32)
+                kinds += ["boxes backward"] * (out >= 32 and into > 3)
+            for kind in kinds:
                 tiles = tuple(candidates(kind, into, out, span))
                 for i in range(0, len(tiles), 12):
-                    jobs.append(Job(kind, size, into, out, stride, span, tiles[i : i + 12], lock.name))
-        times: dict[str, list[tuple[float, tuple[int, ...]]]] = {}
-        references: dict[str, list[float]] = {}
+                    job = Job(kind, size, into, out, stride, span, tiles[i : i + 12], lock.name)
+                    jobs += [job] if args.only in job.key else []
+        if not jobs:
+            parser.error(f"no kernel has '{args.only}' in its name: see {table.name}")
+        times: dict[str, list[tuple[Times, tuple[int, ...]]]] = {}
+        references: dict[str, list[Times]] = {}
         with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
             for key, found, reference in pool.imap_unordered(tune, jobs, chunksize=1):
                 times.setdefault(key, []).extend(found)
                 references.setdefault(key, []).append(reference)
-    best_tiles: dict[str, list[int]] = {}
+    best_tiles = dict(fused.TILES) if args.only else {}
     for key, found in sorted(times.items()):
         if not found:
             raise SystemExit(f"no tile for {key} runs on this GPU")
-        best, tile = min(found)
-        print(f"{key:20} {best:6.1f} us, cuDNN {min(references[key]):6.1f} us  {tile}", flush=True)
+        (alone, busy), tile = min(found, key=lambda one: one[0][1])
+        theirs = [min(reference[i] for reference in references[key]) for i in range(2)]
+        ours = f"{alone:6.1f} us alone, {busy:6.1f} busy"
+        print(f"{key:26} {ours}; cuDNN {theirs[0]:6.1f}, {theirs[1]:6.1f}  {tile}", flush=True)
         best_tiles[key] = list(tile)
     lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(tile)}" for key, tile in sorted(best_tiles.items()))
     args.output.write_text(f"{{\n{lines}\n}}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -27,7 +28,11 @@ from mixmatch.networks.wide_resnet import WideResNet
 from mixmatch.training.model import Passes
 
 fused.NUMBERS = torch.float32
-groups, batch, quiet, size, filters, repeat, scales = json.loads(sys.argv[1])
+groups, batch, quiet, size, filters, repeat, scales, boxes = json.loads(sys.argv[1])
+launched = set()
+described, copies_boxes = fused.described, fused.copies_boxes
+fused.described = lambda x, *shape: launched.add(len(shape)) or described(x, *shape)
+fused.copies_boxes = lambda device: boxes and copies_boxes(device)
 torch.manual_seed(0)
 plain = WideResNet(7, 3, filters, repeat, scales, momentum=0.1).double()
 for parameter in plain.parameters():
@@ -76,6 +81,7 @@ before = {name: value.clone() for name, value in ours.state_dict().items()}
 assert fused.problem(ours, shape, batch, torch.device("cpu")) is None
 assert all(torch.equal(value, before[name]) for name, value in ours.state_dict().items())
 assert all(parameter.requires_grad for parameter in ours.parameters())
+assert launched == ({2, 4} if boxes else set()), launched
 fused.TILES = {"forward 3 3 16 2": [16, 16, 12, 4, 2]}  # no power of two
 assert "power of 2" in str(fused.problem(ours, shape, batch, torch.device("cpu")).__cause__), "?"
 print(json.dumps(worst))
@@ -84,18 +90,19 @@ print(json.dumps(worst))
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
 @pytest.mark.parametrize(
-    ("groups", "batch", "quiet", "size", "filters", "repeat", "scales"),
+    ("groups", "batch", "quiet", "size", "filters", "repeat", "scales", "boxes"),
     [
-        (1, 12, (1, 8), 8, 16, 1, 2),  # as MixMatch with fused passes
-        (3, 4, (2, 4), 8, 16, 2, 1),  # with official ones
-        (2, 4, (1, 4), 8, 32, 1, 2),
-        (2, 2, (3, 1), 16, 32, 1, 2),
+        (1, 12, (1, 8), 8, 16, 1, 2, False),  # as MixMatch with fused passes
+        (3, 4, (2, 4), 8, 16, 2, 1, False),  # with official ones
+        (2, 4, (1, 4), 8, 32, 1, 2, False),
+        (2, 4, (1, 4), 8, 32, 1, 2, True),
+        (2, 2, (3, 1), 16, 32, 1, 2, True),
     ],
 )
 def test_kernels_compute_the_plain_network(
-    groups: int, batch: int, quiet: tuple[int, int], size: int, filters: int, repeat: int, scales: int
+    groups: int, batch: int, quiet: tuple[int, int], size: int, filters: int, repeat: int, scales: int, boxes: bool
 ) -> None:
-    case = json.dumps([groups, batch, quiet, size, filters, repeat, scales])
+    case = json.dumps([groups, batch, quiet, size, filters, repeat, scales, boxes])
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, case], env=environment, capture_output=True, text=True, timeout=500, check=False
@@ -183,30 +190,63 @@ def test_tiles_fit_any_number_of_rows() -> None:
     for rows in (64, 48, 4096, 196_608):
         for channels in (3, 16, 32, 64, 128, 256):
             for out in (16, 32, 64, 128, 256):
-                for backward in (False, True):
-                    bm, bn, bk, *_ = fused.conv_tiles(rows, 3, channels, out, backward)
-                    assert rows % bm == 0 == out % bn
+                span = fused.span(channels, out, 8)
+                for kind in ("forward", "backward", "boxes forward", "boxes backward"):
+                    bm, bn, bk, *_ = fused.conv_tiles(rows, 3, channels, out, kind, span)
+                    assert rows % bm == 0 == span * out % bn
                     assert bk >= 16
-                taps, bm, bn, parts, *_ = fused.gradient_tiles(rows, 3, channels, out)
-                assert 3 % taps == 0 == rows % (bm * parts) == out % bn
+                    assert channels < 32 or "boxes" not in kind or channels % bk == 0
+                for kind in ("weights", "boxes weights"):
+                    taps, bm, bn, parts, *_ = fused.gradient_tiles(rows, 3, channels, out, kind, span)
+                    assert 3 % taps == 0 == rows % (bm * parts) == span * out % bn
+                    assert taps in ((3,) if span > 1 and kind == "weights" else (1,) if "boxes" in kind else (1, 3))
             assert channels == 3 or rows % fused.point_rows(rows, channels) == 0
 
 
+def test_which_tiles_are_boxes() -> None:
+    assert fused.box(128, 16, 1) == (1, 8, 16)
+    assert fused.box(128, 8, 1) == (2, 8, 8)
+    assert fused.box(256, 32, 2) == (1, 16, 16)
+    assert fused.box(16, 32, 1) is None  # less than a line
+    assert fused.box(128, 24, 1) is None
+    assert fused.box(128, 12, 3) is None  # two images and a part of one
+    for rows in (16, 32, 64, 128, 256):
+        for size in (4, 6, 8, 12, 16, 24, 32, 48, 64, 96):
+            for span in (1, 2):
+                if found := fused.box(rows, size, span):
+                    assert math.prod(found) == rows
+                    assert found[2] * span == size
+                    assert size % found[1] == 0
+                    assert found[0] == 1 or found[1] == size
+
+
 @pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
-@pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize(
-    ("name", "backward", "own"),
+    ("capability", "name", "backward", "own"),
     [
-        ("convolve", False, {"SIZE": 3, "STRIDE": 1, "PAD": 1, "IN_H": 16, "IN_W": 16}),
-        ("convolve", True, {"SIZE": 3, "STRIDE": 1, "PAD": 1, "IN_H": 16, "IN_W": 16}),
-        ("convolve", True, {"SIZE": 3, "STRIDE": 2, "PAD": 0, "IN_H": 8, "IN_W": 8}),
-        ("convolve_spans", False, {"SPAN": 2}),
-        ("convolve_spans", True, {"SPAN": 2}),
-        (
-            "weight_gradient",
-            False,
-            {"SIZE": 3, "STRIDE": 1, "PAD": 1, "IN_H": 16, "IN_W": 16, "TAPS": 1, "COLUMNS": 64},
-        ),
+        (capability, name, backward, own)
+        for name, backward, own in [
+            ("convolve", False, {"SIZE": 3, "STRIDE": 1, "PAD": 1, "IN_H": 16, "IN_W": 16}),
+            ("convolve", True, {"SIZE": 3, "STRIDE": 1, "PAD": 1, "IN_H": 16, "IN_W": 16}),
+            ("convolve", True, {"SIZE": 3, "STRIDE": 2, "PAD": 0, "IN_H": 8, "IN_W": 8}),
+            ("convolve_spans", False, {"SPAN": 2}),
+            ("convolve_spans", True, {"SPAN": 2}),
+            (
+                "weight_gradient",
+                False,
+                {"SIZE": 3, "STRIDE": 1, "PAD": 1, "IN_H": 16, "IN_W": 16, "SPAN": 1, "TAPS": 1, "COLUMNS": 64},
+            ),
+            (
+                "weight_gradient",
+                False,
+                {"SIZE": 3, "STRIDE": 1, "PAD": 1, "IN_H": 16, "IN_W": 16, "SPAN": 2, "TAPS": 3, "COLUMNS": 256},
+            ),
+            ("convolve_boxes", False, {"SPAN": 1, "OUT_C": 64, "BN": 64}),
+            ("convolve_boxes", True, {"SPAN": 1, "OUT_C": 64, "BN": 64}),
+            ("convolve_boxes", False, {"SPAN": 2, "BN": 64}),
+            ("weight_gradient_boxes", False, {"OUT_C": 64, "BN": 64}),
+        ]
+        for capability in ((90,) if name.endswith("boxes") else (80, 90))
     ],
 )
 def test_convolutions_compile_for_gpus(
@@ -229,6 +269,10 @@ def test_convolutions_compile_for_gpus(
     low = dict.fromkeys(("x", "w", "g", "residual", "y", "raw"), "*bf16")
     high = dict.fromkeys(("bias", "sums", "raw_sums", "gamma", "beta", "dw"), "*fp32")
     kinds = {**low, **high, **dict.fromkeys(wanted, "constexpr")}
+    if name.endswith("boxes"):
+        across = 16 // wanted.get("SPAN", 1)
+        kinds["x"] = f"tensordesc<bf16[1, {64 // across}, {across}, 64]>"
+        kinds["w"] = kinds["g"] = "tensordesc<bf16[64, 64]>"
     source = ASTSource(
         fn=kernel,
         signature={argument: kinds.get(argument, "i32") for argument in arguments},
@@ -236,6 +280,9 @@ def test_convolutions_compile_for_gpus(
     )
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
     assert "mma" in compiled.asm["ptx"]  # it uses the tensor cores
+    if name.endswith("boxes"):
+        assert "cp.async.bulk.tensor.4d" in compiled.asm["ptx"]
+        assert "ttg.memdesc_reshape" in compiled.asm["ttgir"]  # multiplied where they were copied to
 
 
 @pytest.mark.parametrize("backward", [False, True])

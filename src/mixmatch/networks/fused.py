@@ -418,12 +418,17 @@ class _Pass:
         y = x.new_empty(self.images, out_size, out_size, out_channels)
         span = self.spans[convolution]
         rows = self.rows(out_size) // (span * stride**2 if backward else span)
-        bm, bn, bk, warps, stages = conv_tiles(rows, kernel, in_channels, out_channels, backward, span)
+        kind = "backward" if backward else "forward"
+        boxed, tiles = None, conv_tiles(rows, kernel, in_channels, out_channels, kind, span)
+        if kernel == 3 and stride == 1 and in_channels >= 32 and copies_boxes(x.device):
+            in_boxes = conv_tiles(rows, kernel, in_channels, out_channels, f"boxes {kind}", span)
+            boxed = box(in_boxes[0], out_size, span)
+            tiles = in_boxes if boxed else tiles
+        bm, bn, bk, warps, stages = tiles
         at = self.at[norm]
         gamma, beta = self.norms[norm]
+        weights = self.spread[convolution] if span > 1 else self.plain[convolution]
         tensors = (
-            x,
-            self.spread[convolution] if span > 1 else self.plain[convolution],
             self.biases[convolution],
             y if residual is None else residual,
             y,
@@ -432,6 +437,8 @@ class _Pass:
             y if raw_sums is None else raw_sums[:, :, at:],
             gamma,
             beta,
+            self.total,
+            self.rows(out_size),
         )
         options = {
             "H": out_size,
@@ -452,43 +459,58 @@ class _Pass:
             "num_stages": stages,
         }
         grid = (self.images * out_size * out_size // span // bm, out_channels * span // bn)
-        if span > 1:
-            self.k.convolve_spans[grid](*tensors, self.total, self.rows(out_size), SPAN=span, **options)
+        if boxed:
+            if backward and span == 1:
+                matrix = described(weights.view(in_channels, -1), bk, bn)
+            else:
+                matrix = described(weights.view(span * out_channels, -1), bn, bk)
+            pixels = described(x.view(self.images, out_size, -1, span * in_channels), *boxed, bk)
+            self.k.convolve_boxes[grid](pixels, matrix, *tensors, SPAN=span, **options)
+        elif span > 1:
+            self.k.convolve_spans[grid](x, weights, *tensors, SPAN=span, **options)
         else:
             pad = kernel // 2 if stride == 1 else 0
             self.k.convolve[grid](
-                *tensors,
-                self.total,
-                self.rows(out_size),
-                IN_H=in_size,
-                IN_W=in_size,
-                SIZE=kernel,
-                STRIDE=stride,
-                PAD=pad,
-                **options,
+                x, weights, *tensors, IN_H=in_size, IN_W=in_size, SIZE=kernel, STRIDE=stride, PAD=pad, **options
             )
         return y
 
     def weight_gradient(self, x: Tensor, g: Tensor, convolution: int, size: int, stride: int, into: Tensor) -> None:
         out_channels, in_channels, kernel, _ = self.shapes[convolution]
-        out_size = size // stride
-        rows = self.images * out_size * out_size
-        taps, bm, bn, parts, warps, stages = gradient_tiles(rows, kernel, in_channels, out_channels)
-        columns = max(16, 1 << (taps * in_channels - 1).bit_length())
-        self.k.weight_gradient[(kernel * (kernel // taps), out_channels // bn, parts)](
+        out_size, span = size // stride, self.spans[convolution]
+        rows = self.images * out_size * out_size // span
+        options = {"H": out_size, "W": out_size, "IN_C": in_channels, "OUT_C": out_channels}
+        if kernel == 3 and stride == 1 and min(in_channels, out_channels) >= 64 and copies_boxes(x.device):
+            taps, bm, bn, parts, warps, stages = gradient_tiles(
+                rows, kernel, in_channels, out_channels, "boxes weights", span
+            )
+            if boxed := box(bm, out_size, span):
+                self.k.weight_gradient_boxes[(kernel * kernel, out_channels // bn, parts)](
+                    described(x, *boxed, in_channels),
+                    described(g.view(rows, out_channels), bm, bn),
+                    into,
+                    rows // parts,
+                    PRECISION=self.precision,
+                    BM=bm,
+                    BN=bn,
+                    num_warps=warps,
+                    num_stages=stages,
+                    **options,
+                )
+                return
+        taps, bm, bn, parts, warps, stages = gradient_tiles(rows, kernel, in_channels, out_channels, "weights", span)
+        columns = max(16, 1 << ((taps + span - 1) * in_channels - 1).bit_length())
+        self.k.weight_gradient[(kernel * (kernel // taps), span * out_channels // bn, parts)](
             x,
             g,
             into,
             rows // parts,
-            H=out_size,
-            W=out_size,
             IN_H=size,
             IN_W=size,
-            IN_C=in_channels,
-            OUT_C=out_channels,
             SIZE=kernel,
             STRIDE=stride,
             PAD=kernel // 2 if stride == 1 else 0,
+            SPAN=span,
             TAPS=taps,
             COLUMNS=columns,
             PRECISION=self.precision,
@@ -496,6 +518,7 @@ class _Pass:
             BN=bn,
             num_warps=warps,
             num_stages=stages,
+            **options,
         )
 
     def normalize(self, x: Tensor, sums: Tensor, norm: int) -> Tensor:
@@ -692,30 +715,62 @@ class _Aside:
             self._here.wait_stream(self._there)
 
 
+# ---------------------------------------------------------------- boxes
+
+
+@cache
+def copies_boxes(device: torch.device) -> bool:
+    """Whether the GPU copies boxes of a tensor by itself, and Triton can tell it to. Its interpreter can, on a CPU."""
+    if find_spec("triton.tools.tensor_descriptor") is None:
+        return False
+    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def box(rows: int, size: int, span: int) -> tuple[int, int, int] | None:
+    """Images, lines and spans of a line that make so many rows of a tile; None if they are no box."""
+    across = size // span
+    lines = rows // across
+    if across & (across - 1) or rows % across or max(lines, size) % min(lines, size):
+        return None
+    return max(1, lines // size), min(lines, size), across
+
+
+def described(x: Tensor, *shape: int) -> Any:
+    """A tensor, to be copied in boxes of a shape."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(x, list(shape))
+
+
 # ---------------------------------------------------------------- tiles
 
 TILES: dict[str, list[int]] = json.loads(Path(__file__).with_name("tiles.json").read_text())
-"""What was fastest on an H200, by `benchmarks/tune_kernels.py`: "forward 3 32 64 1" (kernel, channels in and out,
-span), and "backward", to rows, output and input channels of a tile, warps and pipeline stages; "weights 3 32 64" to
-neighbouring taps, rows and output channels of a tile, programs at work at a time, warps and stages."""
+"""What was fastest on a busy H200, by `benchmarks/tune_kernels.py`: "forward 3 32 64 1" (kernel, channels in and out,
+span), and "backward", to rows, output and input channels of a tile, warps and pipeline stages; "weights 3 32 64 1" to
+neighbouring taps, rows and output channels of a tile, programs at work at a time, warps and stages. "boxes" before it
+where boxes are copied."""
 
 
 def conv_tiles(
-    rows: int, kernel: int, in_channels: int, out_channels: int, backward: bool, span: int = 1
+    rows: int, kernel: int, in_channels: int, out_channels: int, kind: str, span: int = 1
 ) -> tuple[int, int, int, int, int]:
     """What was fastest, else a guess; rows of a tile must divide those of a batch."""
-    into, out = in_channels * (span + 2 if span > 1 else 1), out_channels * span
+    boxes = kind.startswith("boxes")
+    into, out = in_channels * (span + 2 if span > 1 and not boxes else 1), out_channels * span
     guess = (128, min(64, out), min(64, max(16, 1 << (into - 1).bit_length())), 4, 3)
-    kind = "backward" if backward else "forward"
     bm, bn, bk, warps, stages = TILES.get(f"{kind} {kernel} {in_channels} {out_channels} {span}", guess)
     return min(bm, rows & -rows), bn, bk, warps, stages
 
 
-def gradient_tiles(rows: int, kernel: int, in_channels: int, out_channels: int) -> tuple[int, int, int, int, int, int]:
-    guess = (kernel if in_channels <= 32 else 1, 64, min(64, out_channels), 264, 4, 3)
-    taps, bm, bn, programs, warps, stages = TILES.get(f"weights {kernel} {in_channels} {out_channels}", guess)
+def gradient_tiles(
+    rows: int, kernel: int, in_channels: int, out_channels: int, kind: str, span: int = 1
+) -> tuple[int, int, int, int, int, int]:
+    boxes = kind.startswith("boxes")
+    guess = (kernel if in_channels <= 32 and not boxes else 1, 64, min(64, span * out_channels), 264, 4, 3)
+    key = f"{kind} {kernel} {in_channels} {out_channels} {span}"
+    taps, bm, bn, programs, warps, stages = TILES.get(key, guess)
     bm = min(bm, rows & -rows)
-    tiles, parts = kernel * (kernel // taps) * (out_channels // bn), 1
+    tiles, parts = kernel * (kernel // taps) * (span * out_channels // bn), 1
     while tiles * parts < programs and rows % (2 * parts * bm) == 0:
         parts *= 2
     return taps, bm, bn, parts, warps, stages

@@ -249,6 +249,70 @@ def convolve_spans(
 
 
 @triton.jit
+def convolve_boxes(
+    x,
+    w,
+    bias,
+    residual,
+    y,
+    sums,
+    raw,
+    raw_sums,
+    gamma,
+    beta,
+    total,
+    rows,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    IN_C: tl.constexpr,
+    OUT_C: tl.constexpr,
+    SPAN: tl.constexpr,
+    BACKWARD: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    SUMS: tl.constexpr,
+    EPS: tl.constexpr,
+    SLOPE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """`convolve` with a kernel of 3x3 and stride 1, and `convolve_spans` where SPAN > 1, on a GPU that copies boxes of
+    a tensor by itself, with zeros for what lies outside: no thread computes addresses.
+
+    x is described as (images, H, W / SPAN, SPAN * in), w as the matrix it is in memory. Outputs are the columns of what
+    is multiplied, not the rows: then a tile of many pixels is read by few instructions.
+    """
+    BLOCKS: tl.constexpr = IN_C // BK
+    TAPS: tl.constexpr = SPAN + 2
+    ACROSS: tl.constexpr = W // SPAN
+    first = tl.program_id(0) * BM
+    first_n = tl.program_id(1) * BN
+    image = first // (ACROSS * H)
+    up = first // ACROSS % H - 1
+    acc = tl.zeros((BN, BM), dtype=tl.float32)
+    for i in range(3 * TAPS * BLOCKS):
+        dy = i // (TAPS * BLOCKS)
+        dx = i // BLOCKS % TAPS
+        block = (i % BLOCKS) * BK
+        left = dx + SPAN - 1  # of the span before
+        pixels = x.load([image, up + dy, left // SPAN - 1, left % SPAN * IN_C + block]).reshape(BM, BK)
+        if BACKWARD and SPAN == 1:
+            weights = w.load([block, (8 - dy * 3 - dx) * OUT_C + first_n]).T
+        else:
+            weights = w.load([first_n, (dy * TAPS + dx) * IN_C + block])
+        acc = tl.dot(weights, pixels.T, acc, input_precision=PRECISION)
+    n = first_n + tl.arange(0, BN)
+    at = (first + tl.arange(0, BM))[:, None] * (SPAN * OUT_C) + n[None, :]
+    batch = first * SPAN // rows
+    _finish(
+        acc.T, at, n % OUT_C, batch, rows, bias, residual, y, sums, raw, raw_sums, gamma, beta, total,
+        BACKWARD, BIAS, RESIDUAL, SUMS, EPS, SLOPE,
+    )  # fmt: skip
+
+
+@triton.jit
 def weight_gradient(
     x,
     g,
@@ -263,6 +327,7 @@ def weight_gradient(
     SIZE: tl.constexpr,
     STRIDE: tl.constexpr,
     PAD: tl.constexpr,
+    SPAN: tl.constexpr,
     TAPS: tl.constexpr,
     COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -271,10 +336,13 @@ def weight_gradient(
 ):
     """dw (out, SIZE, SIZE, in) += the gradient of a convolution's weights, from its input x and output's gradient g.
 
-    A program takes `rows` outputs and `TAPS` neighbouring taps of a row of the kernel: their inputs lie one after the
-    other in memory.
+    A program takes `rows` outputs, or spans of SPAN neighbouring ones, and `TAPS` neighbouring taps of a row of the
+    kernel: their inputs lie one after the other in memory. Of the products of a span's inputs and outputs, those too
+    far apart for a tap are left out.
     """
     PARTS: tl.constexpr = SIZE // TAPS
+    WIDTH: tl.constexpr = (TAPS + SPAN - 1) * IN_C
+    ACROSS: tl.constexpr = W // SPAN
     dy = tl.program_id(0) // PARTS
     first_tap = (tl.program_id(0) % PARTS) * TAPS
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -284,19 +352,52 @@ def weight_gradient(
     acc = tl.zeros((COLUMNS, BN), dtype=tl.float32)
     for i in range(0, rows, BM):
         m = start + i + tl.arange(0, BM)
-        column = m % W
-        row = (m // W) % H
-        image = m // (W * H)
+        column = m % ACROSS * SPAN
+        row = (m // ACROSS) % H
+        image = m // (ACROSS * H)
         up = row * STRIDE - PAD + dy
         left = column * STRIDE - PAD
         at = x + (((image * IN_H + up) * IN_W + left + first_tap) * IN_C)[:, None] + j[None, :]
-        across = (left[:, None] + dx[None, :] >= 0) & (left[:, None] + dx[None, :] < IN_W) & (j < TAPS * IN_C)[None, :]
-        b = tl.load(g + m[:, None] * OUT_C + n[None, :])
-        a = tl.load(at, mask=across & ((up >= 0) & (up < IN_H))[:, None], other=0.0)
+        inside = (left[:, None] + dx[None, :] >= 0) & (left[:, None] + dx[None, :] < IN_W) & (j < WIDTH)[None, :]
+        b = tl.load(g + m[:, None] * (SPAN * OUT_C) + n[None, :])
+        a = tl.load(at, mask=inside & ((up >= 0) & (up < IN_H))[:, None], other=0.0)
         acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION)
-    place = dw + n[None, :] * (SIZE * SIZE * IN_C) + (dy * SIZE + first_tap) * IN_C + j[:, None]
-    wanted = (j < TAPS * IN_C)[:, None] & (n < OUT_C)[None, :]
-    tl.atomic_add(place, acc, mask=wanted, sem="relaxed")
+    pixel = n // OUT_C
+    tap = (j // IN_C)[:, None] - pixel[None, :]
+    own = dw + (n % OUT_C * (SIZE * SIZE * IN_C) - pixel * IN_C)[None, :]
+    place = own + (dy * SIZE + first_tap) * IN_C + j[:, None]
+    tl.atomic_add(place, acc, mask=(tap >= 0) & (tap < TAPS), sem="relaxed")
+
+
+@triton.jit
+def weight_gradient_boxes(
+    x,
+    g,
+    dw,
+    rows,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    IN_C: tl.constexpr,
+    OUT_C: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """`weight_gradient` of a kernel of 3x3 and stride 1, a tap to a program, as `convolve_boxes`; g is described as
+    (pixels, out)."""
+    dy = tl.program_id(0) // 3
+    dx = tl.program_id(0) % 3
+    first_n = tl.program_id(1) * BN
+    start = tl.program_id(2) * rows
+    acc = tl.zeros((BN, IN_C), dtype=tl.float32)
+    for i in range(0, rows, BM):
+        first = start + i
+        outputs = g.load([first, first_n]).T
+        inputs = x.load([first // (W * H), first // W % H + dy - 1, dx - 1, 0]).reshape(BM, IN_C)
+        acc = tl.dot(outputs, inputs, acc, input_precision=PRECISION)
+    n = first_n + tl.arange(0, BN)
+    place = dw + (n * (9 * IN_C) + (dy * 3 + dx) * IN_C)[:, None] + tl.arange(0, IN_C)[None, :]
+    tl.atomic_add(place, acc, sem="relaxed")
 
 
 @triton.jit
