@@ -33,7 +33,7 @@ def colors(path: Path) -> tuple[tuple[int, int], int]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a short run."""
     folder = tmp_path_factory.mktemp("trained") / "run"
-    api.train("digits", out=folder, steps=4, batch_size=8, device="cpu", reporter=Quiet())
+    api.train("digits", out=folder, steps=4, eval_every=2, batch_size=8, device="cpu", reporter=Quiet())
     return folder
 
 
@@ -185,6 +185,29 @@ def test_the_page_of_results_to_standard_output(run: Call) -> None:
 def test_no_folder_of_records(call: Call) -> None:
     result = call("results", "--results", "nothing")
     assert (result.code, result.out, result.err) == (2, "", "error: there is no folder of records nothing\n")
+
+
+def test_the_curve_of_a_run(trained: Path, run: Call, tmp_path: Path) -> None:
+    result = run("results", "--curve", trained / "result.json", "-o", "curve.png", cwd=tmp_path)
+    assert (result.code, result.out, result.err) == (0, "", "")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["result.json", "-o", "curve.md"], "--curve needs a picture to draw"),
+        (["result.json"], "--curve needs a picture to draw"),
+        (["missing.json", "-o", "curve.png"], "missing.json is not a record of a finished run: it cannot be read"),
+        (["config.json", "-o", "curve.png"], "config.json is not a record of a finished run: it has no data"),
+    ],
+)
+def test_what_is_no_curve(trained: Path, run: Call, words: list[str], error: str) -> None:
+    result = run("results", "--curve", *words, cwd=trained)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"error: {error}")
+    assert result.err.count("\n") == 1
+    assert not (trained / "curve.png").exists()
 
 
 # ---------------------------------------------------------------- the figure of label guessing

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mixmatch.experiments import records
-from mixmatch.experiments.report import Cell, find_cell, results_page, table_markdown
+from mixmatch.experiments.report import Cell, find_cell, results_page, table_markdown, target_of
 from mixmatch.experiments.tables import TABLES, Row, Table, Target
 from mixmatch.settings import resolve
 
@@ -333,3 +333,17 @@ def test_the_page_of_results_is_up_to_date() -> None:
     """Run `mixmatch results --output docs/results.md` if this fails."""
     page = results_page(records.load_all(ROOT / "results", pytest.fail))
     assert (ROOT / "docs/results.md").read_text() == page
+
+
+# ---------------------------------------------------------------- what the paper has for a record
+
+
+def test_the_papers_number_for_a_record() -> None:
+    assert target_of(record("cifar10", "mixmatch", 250, 1, 10.0)) == Target(11.08, 0.87)
+    assert target_of(record("cifar10", "mixmatch", 250, 9, 10.0, steps=8192, passes="fused")) == Target(11.08, 0.87)
+    assert target_of(record("cifar10", "vat", 4000, 1, 10.0)) == Target(11.05, 0.31)
+    ablated = row_of("ablation", "with K = 3").settings
+    assert target_of(record("cifar10", "mixmatch", 250, 1, 10.0, **ablated)) == Target(11.55)
+    assert target_of(record("cifar10", "mixmatch", 250, 1, 10.0, T=0.7)) is None
+    assert target_of(record("cifar10", "mixmatch", 300, 1, 10.0)) is None
+    assert target_of(record("digits", "mixmatch", 20, 1, 10.0)) is None

@@ -100,13 +100,23 @@ def reproduce(
 def results_page(
     results: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("results"),
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here, not to standard output.")] = None,
+    curve: Annotated[
+        Path | None, typer.Option(metavar="RECORD", help="Draw a record's error over its steps, to --output, instead.")
+    ] = None,
 ) -> None:
     """Write the page of all results, made from the records and nothing else.
 
     Examples:
 
       mixmatch results --output docs/results.md
+
+      mixmatch results --curve runs/cifar/result.json --output cifar.png
     """
+    if curve is not None:
+        if output is None or output.suffix.lower() not in (".png", ".svg", ".pdf"):
+            raise MixMatchError("--curve needs a picture to draw: --output FILE, which ends in .png, .svg or .pdf")
+        figures.curve(records.load(curve), output)
+        return
     if not results.is_dir():
         raise MixMatchError(f"there is no folder of records {results}")
     text = report.results_page(records.load_all(results, _warn))

@@ -1,4 +1,4 @@
-"""The paper's figures: how a label is guessed, and error against the number of labels."""
+"""The paper's figures: how a label is guessed, and error against the number of labels; and the course of a run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import torch
 
 from mixmatch import functional
 from mixmatch.classifier import Classifier
+from mixmatch.data import SOURCES
 from mixmatch.data.augment import CropFlip
 from mixmatch.draws import generator
+from mixmatch.errors import MixMatchError
 from mixmatch.experiments.compare import COLORS
-from mixmatch.experiments.report import Cell, find_cell
+from mixmatch.experiments.report import Cell, find_cell, target_of
 from mixmatch.experiments.tables import FULL_STEPS, Table
 from mixmatch.training.run import Record
 
@@ -99,6 +101,47 @@ def error_by_labels(table: Table, title: str, records: Sequence[Record], path: P
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     _save(figure, path)
     return shown
+
+
+def curve(record: Record, path: Path) -> None:
+    """A run's test error over its steps, beside what the paper has after all of them."""
+    steps = [point["step"] for point in record["curve"] if point["step"]]
+    errors = [point["error"] for point in record["curve"] if point["step"]]
+    if len(steps) < 2:
+        raise MixMatchError("a curve needs two evaluations: this run has fewer (--eval-every)")
+    plt = _pyplot()
+    figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
+    if target := target_of(record):
+        low, high = (target.value + sign * (target.deviation or 0.0) for sign in (-1, 1))
+        axes.axhspan(low, high, color=COLORS[1], alpha=0.18, linewidth=0)
+        axes.axhline(target.value, color=COLORS[1], linewidth=1.2)
+        axes.annotate(
+            f"paper {target} %", (steps[0], high), (4, 4), textcoords="offset points", color=COLORS[1], fontsize=9
+        )
+    axes.plot(steps, errors, color=COLORS[0], linewidth=1.6)
+    end = f"{record['error']:.2f} %\n(median of the\nlast {record['median_of']})"
+    axes.annotate(
+        end, (1.01, record["error"]), xycoords=("axes fraction", "data"), color=COLORS[0], va="center",
+        fontsize=9, annotation_clip=False,
+    )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda tick, _: f"{tick:,.0f}")
+    axes.set_xlim(steps[0], steps[-1])
+    if min(errors) > 0:  # the end is what counts
+        axes.set_yscale("log")
+        shown = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if min(errors) / 2 < tick < 2 * max(errors)]
+        axes.set_yticks(shown, [f"{tick:g}" for tick in shown])
+        axes.minorticks_off()
+        axes.set_ylim(0.8 * min(errors), 1.2 * max(errors))
+    axes.set(xlabel="steps", ylabel="test error, %")
+    known = SOURCES.get(record["data"])
+    data, labels = known.title if known else record["data"], record["split"]["labeled"]
+    axes.set_title(f"{record['method']} on {data}, {labels:,} labels, seed {record['seed']}", loc="left", fontsize=10)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
 
 
 def _entry(axes: Any, name: str, color: str, ours: Sequence[Cell]) -> None:

@@ -59,6 +59,14 @@ def save(record: Record, folder: Path) -> Path:
     return path
 
 
+def load(path: Path) -> Record:
+    """One record, from its file."""
+    try:
+        return _load(path)
+    except MixMatchError as error:
+        raise MixMatchError(f"{path} is not a record of a finished run: {error}") from None
+
+
 def load_all(folder: Path, warn: Callable[[str], None]) -> list[Record]:
     """All records of a folder, by name. One that is damaged or of another version is named and left out."""
     records = []

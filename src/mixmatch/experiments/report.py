@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mixmatch.data import SOURCES
 from mixmatch.experiments import records as records_
@@ -55,8 +56,7 @@ class Cell:
 
 def find_cell(row: Row, labels: Labels, metric: str, records: Sequence[Record]) -> Cell | None:
     """The records of a cell, of the longest training there is; of two with one seed, the one with official passes."""
-    settings = resolve(row.data, {**row.settings, "method": row.method, "labels": labels})
-    wanted = records_.experiment(replace(settings, data_options=row.part))
+    wanted = _experiment(row, labels)
     fitting = [r for r in records if records_.experiment_of(r) == wanted]
     if not fitting:
         return None
@@ -68,6 +68,20 @@ def find_cell(row: Row, labels: Labels, metric: str, records: Sequence[Record]) 
     other = tuple(sorted(by_seed)) if not by_seed.keys() <= set(usual) else ()
     paper_runs = len(PATE_SEEDS) if row.seeds == PATE_SEEDS else PAPER_SPLITS
     return Cell(tuple(values), steps, row.targets.get(labels), other, full_steps(row.data), paper_runs)
+
+
+def target_of(record: Record) -> Target | None:
+    """The error the paper has for what a record is a record of."""
+    for row in (row for table in TABLES.values() if table.metric == "error" for row in table.rows):
+        for labels, target in row.targets.items():
+            if labels == record["labels"] and _experiment(row, labels) == records_.experiment_of(record):
+                return target
+    return None
+
+
+def _experiment(row: Row, labels: Labels) -> tuple[tuple[str, Any], ...]:
+    settings = resolve(row.data, {**row.settings, "method": row.method, "labels": labels})
+    return records_.experiment(replace(settings, data_options=row.part))
 
 
 def column_title(column: tuple[str | None, Labels]) -> str:
