@@ -94,9 +94,9 @@ def tune(job: Job) -> tuple[str, list[tuple[Times, tuple[int, ...]]], Times]:
 
     into, out, size, stride = job.in_channels, job.out_channels, job.size, job.stride
     kind = job.kind.removeprefix("boxes ")
-    fused.copies_boxes = lambda device: kind != job.kind  # type: ignore[assignment]
     torch.manual_seed(0)
     x = torch.randn(IMAGES, size, size, into, device="cuda").bfloat16()
+    fused._without_boxes = {x.device} if kind == job.kind else set()
     g = torch.randn(IMAGES, size // stride, size // stride, out, device="cuda").bfloat16()
     w = (0.1 * torch.randn(out, into, 3, 3, device="cuda")).to(memory_format=torch.channels_last)
     channels = max(into, out)
@@ -195,8 +195,7 @@ def main() -> None:
             span = fused.span(into, out, size) if stride == 1 else 1
             kinds = ["weights", "forward"] + ["backward"] * (into > 3)  # images need no gradient
             if stride == 1 and fused.copies_boxes(torch.device("cuda")):
-                kinds += ["boxes weights"] * (into >= 64) + ["boxes forward"] * (into >= 32)
-                kinds += ["boxes backward"] * (out >= 32 and into > 3)
+                kinds += [f"boxes {kind}" for kind in kinds if fused.worth_boxes(kind, *computed(kind, into, out))]
             for kind in kinds:
                 tiles = tuple(candidates(kind, into, out, span))
                 for i in range(0, len(tiles), 12):
@@ -210,10 +209,11 @@ def main() -> None:
             for key, found, reference in pool.imap_unordered(tune, jobs, chunksize=1):
                 times.setdefault(key, []).extend(found)
                 references.setdefault(key, []).append(reference)
-    best_tiles = dict(fused.TILES) if args.only else {}
+    best_tiles = dict(fused.TILES)
     for key, found in sorted(times.items()):
         if not found:
-            raise SystemExit(f"no tile for {key} runs on this GPU")
+            print(f"{key:26} no tile runs on this GPU", flush=True)
+            continue
         (alone, busy), tile = min(found, key=lambda one: one[0][1])
         theirs = [min(reference[i] for reference in references[key]) for i in range(2)]
         ours = f"{alone:6.1f} us alone, {busy:6.1f} busy"

@@ -182,15 +182,23 @@ def test_the_page_of_results_to_standard_output(run: Call) -> None:
     assert result.out.startswith("# Results\n\nGenerated from the records in `results/`")
 
 
+def test_a_page_that_cannot_be_written(call: Call, tmp_path: Path) -> None:
+    result = call("results", "--results", tmp_path, "--output", tmp_path)
+    assert (result.code, result.out) == (2, "")
+    assert result.err == f"error: {tmp_path} cannot be written (Is a directory)\n"
+
+
 def test_no_folder_of_records(call: Call) -> None:
     result = call("results", "--results", "nothing")
     assert (result.code, result.out, result.err) == (2, "", "error: there is no folder of records nothing\n")
 
 
 def test_the_curve_of_a_run(trained: Path, run: Call, tmp_path: Path) -> None:
-    result = run("results", "--curve", trained / "result.json", "-o", "curve.png", cwd=tmp_path)
-    assert (result.code, result.out, result.err) == (0, "", "")
-    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    for of in (trained / "result.json", trained):
+        result = run("results", "--curve", of, "-o", "curve.png", cwd=tmp_path)
+        assert (result.code, result.out, result.err) == (0, "", "")
+        assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+        (tmp_path / "curve.png").unlink()
 
 
 @pytest.mark.parametrize(

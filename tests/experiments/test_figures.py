@@ -16,10 +16,11 @@ from mixmatch.settings import resolve
 
 def record(data: str = "cifar10", labels: Any = 250, errors: tuple[float, ...] = (80.0, 40.0, 12.0)) -> Any:
     settings = resolve(data, {"method": "mixmatch", "labels": labels})
+    steps = (2**i * 16 for i in range(len(errors)))
     return {
         "data": data, "method": "mixmatch", "labels": labels, "seed": 3, "error": 12.5, "median_of": 2,
         "settings": settings.to_dict(), "split": {"labeled": 250},
-        "curve": [{"step": 0, "error": 90.0}, *({"step": 2**i * 16, "error": e} for i, e in enumerate(errors))],
+        "curve": [{"step": step, "error": error} for step, error in zip((0, *steps), (90.0, *errors), strict=True)],
     }  # fmt: skip
 
 
@@ -46,6 +47,49 @@ def test_the_curve_of_a_run_beside_the_paper(tmp_path: Path, axes: Any) -> None:
     assert texts(drawn) == ["paper 11.08 ± 0.87 %", "12.50 %\n(median of the\nlast 2)"]
     assert drawn.get_title(loc="left") == "mixmatch on CIFAR-10, 250 labels, seed 3"
     assert drawn.get_yscale() == "log"
+
+
+@pytest.mark.parametrize("errors", [(80.0, 50.0, 42.0), (40.0, 26.0), (4.0, 2.6), (60.0, 0.05)])
+def test_all_of_it_is_in_view(tmp_path: Path, axes: Any, errors: tuple[float, ...]) -> None:
+    figures.curve(record(errors=errors), tmp_path / "curve.png")
+    drawn = axes()
+    low, high = drawn.get_ylim()
+    assert low <= min(errors) < max(errors) <= high
+    assert low <= 11.08 - 0.87 < 11.08 + 0.87 <= high
+    labels = zip(drawn.get_yticks(), drawn.get_yticklabels(), strict=True)
+    assert sum(low <= tick <= high and label.get_text() != "" for tick, label in labels) >= 2
+
+
+def test_the_same_record_gives_the_same_file(tmp_path: Path) -> None:
+    for suffix in ("svg", "pdf"):
+        for name in ("a", "b"):
+            figures.curve(record(), tmp_path / f"{name}.{suffix}")
+        assert (tmp_path / f"a.{suffix}").read_bytes() == (tmp_path / f"b.{suffix}").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"curve": [{"step": 1}, {"step": 2}]},
+        {"curve": [{"error": 1.0}]},
+        {"curve": ["?"]},
+        {"curve": [{"step": "x", "error": 1.0}]},
+        {"curve": [{"step": 1, "error": float("inf")}, {"step": 2, "error": 1.0}]},
+        {"split": {}},
+        {"split": {"labeled": "many"}},
+    ],
+)
+def test_a_record_that_makes_no_sense(tmp_path: Path, changed: dict[str, Any]) -> None:
+    with pytest.raises(MixMatchError, match="the record's curve makes no sense"):
+        figures.curve({**record(), **changed}, tmp_path / "curve.png")
+
+
+def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "folder.png", tmp_path / "file/curve.png"):
+        with pytest.raises(MixMatchError, match="cannot be written"):
+            figures.curve(record(), path)
 
 
 def test_a_curve_the_paper_has_nothing_beside_and_that_reaches_zero(tmp_path: Path, axes: Any) -> None:

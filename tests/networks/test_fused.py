@@ -28,22 +28,23 @@ from mixmatch.networks.wide_resnet import WideResNet
 from mixmatch.training.model import Passes
 
 fused.NUMBERS = torch.float32
-groups, batch, quiet, size, filters, repeat, scales, boxes = json.loads(sys.argv[1])
+groups, batch, quiet, size, filters, repeat, scales, boxes, channels = json.loads(sys.argv[1])
 launched = set()
-described, copies_boxes = fused.described, fused.copies_boxes
+described = fused.described
 fused.described = lambda x, *shape: launched.add(len(shape)) or described(x, *shape)
-fused.copies_boxes = lambda device: boxes and copies_boxes(device)
+if not boxes:
+    fused._without_boxes.add(torch.device("cpu"))
 torch.manual_seed(0)
-plain = WideResNet(7, 3, filters, repeat, scales, momentum=0.1).double()
+plain = WideResNet(7, channels, filters, repeat, scales, momentum=0.1).double()
 for parameter in plain.parameters():
     if parameter.dim() < 2:
         parameter.data += 0.3 * torch.randn_like(parameter)
-ours = WideResNet(7, 3, filters, repeat, scales, momentum=0.1).to(memory_format=torch.channels_last)
+ours = WideResNet(7, channels, filters, repeat, scales, momentum=0.1).to(memory_format=torch.channels_last)
 ours.load_state_dict(plain.state_dict())
-shape = fused.shape_of(ours, (3, size, size))
+shape = fused.shape_of(ours, (channels, size, size))
 assert shape is not None and fused.fits(shape, [batch] * groups)
-x = torch.randn(groups * batch, 3, size, size, dtype=torch.float64)
-views = torch.randn(*quiet, 3, size, size, dtype=torch.float64)
+x = torch.randn(groups * batch, channels, size, size, dtype=torch.float64)
+views = torch.randn(*quiet, channels, size, size, dtype=torch.float64)
 ema = {name: 0.9 * parameter.detach() for name, parameter in plain.named_parameters()}
 low = {name: value.float().to(memory_format=torch.channels_last) if value.dim() == 4 else value.float()
        for name, value in ema.items()}
@@ -82,7 +83,11 @@ assert fused.problem(ours, shape, batch, torch.device("cpu")) is None
 assert all(torch.equal(value, before[name]) for name, value in ours.state_dict().items())
 assert all(parameter.requires_grad for parameter in ours.parameters())
 assert launched == ({2, 4} if boxes else set()), launched
-fused.TILES = {"forward 3 3 16 2": [16, 16, 12, 4, 2]}  # no power of two
+if boxes:
+    fused.TILES["boxes forward 3 32 32 2"] = [128, 64, 48, 4, 2]  # no power of two
+    assert fused.problem(ours, shape, batch, torch.device("cpu")) is None
+    assert not fused.copies_boxes(torch.device("cpu"))
+fused.TILES = {f"forward 3 {channels} 16 {shape.spans[0]}": [16, 16, 12, 4, 2]}  # no power of two
 assert "power of 2" in str(fused.problem(ours, shape, batch, torch.device("cpu")).__cause__), "?"
 print(json.dumps(worst))
 """
@@ -90,19 +95,28 @@ print(json.dumps(worst))
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
 @pytest.mark.parametrize(
-    ("groups", "batch", "quiet", "size", "filters", "repeat", "scales", "boxes"),
+    ("groups", "batch", "quiet", "size", "filters", "repeat", "scales", "boxes", "channels"),
     [
-        (1, 12, (1, 8), 8, 16, 1, 2, False),  # as MixMatch with fused passes
-        (3, 4, (2, 4), 8, 16, 2, 1, False),  # with official ones
-        (2, 4, (1, 4), 8, 32, 1, 2, False),
-        (2, 4, (1, 4), 8, 32, 1, 2, True),
-        (2, 2, (3, 1), 16, 32, 1, 2, True),
+        (1, 12, (1, 8), 8, 16, 1, 2, False, 3),  # as MixMatch with fused passes
+        (3, 4, (2, 4), 8, 16, 2, 1, False, 3),  # with official ones
+        (2, 4, (1, 4), 8, 32, 1, 2, False, 3),
+        (2, 4, (1, 4), 8, 32, 1, 2, True, 3),
+        (2, 2, (3, 1), 16, 32, 1, 1, True, 48),  # channels that do not fill tiles
+        (2, 2, (3, 1), 16, 32, 1, 2, True, 1),
     ],
 )
 def test_kernels_compute_the_plain_network(
-    groups: int, batch: int, quiet: tuple[int, int], size: int, filters: int, repeat: int, scales: int, boxes: bool
+    groups: int,
+    batch: int,
+    quiet: tuple[int, int],
+    size: int,
+    filters: int,
+    repeat: int,
+    scales: int,
+    boxes: bool,
+    channels: int,
 ) -> None:
-    case = json.dumps([groups, batch, quiet, size, filters, repeat, scales, boxes])
+    case = json.dumps([groups, batch, quiet, size, filters, repeat, scales, boxes, channels])
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, case], env=environment, capture_output=True, text=True, timeout=500, check=False
@@ -210,6 +224,9 @@ def test_which_tiles_are_boxes() -> None:
     assert fused.box(16, 32, 1) is None  # less than a line
     assert fused.box(128, 24, 1) is None
     assert fused.box(128, 12, 3) is None  # two images and a part of one
+    assert fused.worth_boxes("forward", 32, 16)
+    assert not fused.worth_boxes("forward", 48, 64)  # would not fill tiles
+    assert not fused.worth_boxes("weights", 32, 64)
     for rows in (16, 32, 64, 128, 256):
         for size in (4, 6, 8, 12, 16, 24, 32, 48, 64, 96):
             for span in (1, 2):

@@ -208,6 +208,18 @@ def test_pictures_are_exact_or_small() -> None:
     assert data_uri(np.zeros((224, 224, 1), np.uint8)).startswith("data:image/jpeg")
 
 
+@pytest.mark.parametrize("channels", [2, 4, 48])
+@pytest.mark.parametrize("size", [8, 64])
+def test_a_picture_of_other_channels_than_colors(channels: int, size: int) -> None:
+    """The first three are shown, or of two, the first."""
+    pixels = np.full((size, size, channels), 200, np.uint8)
+    pixels[..., 0] = 50
+    content = base64.b64decode(data_uri(pixels).split(",")[1])
+    with Image.open(io.BytesIO(content)) as image:
+        color = np.array(image.getpixel((3, 3)))
+    np.testing.assert_allclose(color, [50, 200, 200] if channels > 2 else 50, atol=3)
+
+
 def main_exit(code: int) -> None:
     """Run the command that `sys.argv` holds; how it ends is its exit code."""
     ended: Any = 0

@@ -101,7 +101,7 @@ def results_page(
     results: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("results"),
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here, not to standard output.")] = None,
     curve: Annotated[
-        Path | None, typer.Option(metavar="RECORD", help="Draw a record's error over its steps, to --output, instead.")
+        Path | None, typer.Option(help="Draw the error of a record, or run, over its steps, to --output, instead.")
     ] = None,
 ) -> None:
     """Write the page of all results, made from the records and nothing else.
@@ -110,12 +110,12 @@ def results_page(
 
       mixmatch results --output docs/results.md
 
-      mixmatch results --curve runs/cifar/result.json --output cifar.png
+      mixmatch results --curve runs/cifar --output cifar.png
     """
     if curve is not None:
         if output is None or output.suffix.lower() not in (".png", ".svg", ".pdf"):
             raise MixMatchError("--curve needs a picture to draw: --output FILE, which ends in .png, .svg or .pdf")
-        figures.curve(records.load(curve), output)
+        figures.curve(records.load(curve / "result.json" if curve.is_dir() else curve), output)
         return
     if not results.is_dir():
         raise MixMatchError(f"there is no folder of records {results}")
@@ -123,7 +123,10 @@ def results_page(
     if output is None:
         print(text, end="")
     else:
-        output.write_text(text)
+        try:
+            output.write_text(text)
+        except OSError as error:
+            raise MixMatchError(f"{output} cannot be written ({error.strerror})") from None
 
 
 def _list(name: str, runs: list[Planned], out: Path, results: Path, device: str, as_json: bool) -> None:

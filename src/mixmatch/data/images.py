@@ -165,3 +165,8 @@ def _flat(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image)
     return image
+
+
+def visible(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """What can be shown of an image (H, W, C): its first three channels as colors, or if it has fewer, the first."""
+    return pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., 0]

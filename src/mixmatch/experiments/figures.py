@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from mixmatch import functional
 from mixmatch.classifier import Classifier
 from mixmatch.data import SOURCES
 from mixmatch.data.augment import CropFlip
+from mixmatch.data.images import visible
 from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
 from mixmatch.experiments.compare import COLORS
@@ -105,14 +107,23 @@ def error_by_labels(table: Table, title: str, records: Sequence[Record], path: P
 
 def curve(record: Record, path: Path) -> None:
     """A run's test error over its steps, beside what the paper has after all of them."""
-    steps = [point["step"] for point in record["curve"] if point["step"]]
-    errors = [point["error"] for point in record["curve"] if point["step"]]
-    if len(steps) < 2:
+    try:
+        points = [(int(point["step"]), float(point["error"])) for point in record["curve"] if point["step"]]
+        labels = int(record["split"]["labeled"])
+        sound = all(math.isfinite(error) for _, error in points)
+    except (KeyError, TypeError, ValueError):
+        sound = False
+    if not sound:
+        raise MixMatchError("the record's curve makes no sense: write it again from the run")
+    if len(points) < 2:
         raise MixMatchError("a curve needs two evaluations: this run has fewer (--eval-every)")
+    steps, errors = zip(*points, strict=True)
     plt = _pyplot()
     figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
+    shown = list(errors)
     if target := target_of(record):
         low, high = (target.value + sign * (target.deviation or 0.0) for sign in (-1, 1))
+        shown += [low, high]
         axes.axhspan(low, high, color=COLORS[1], alpha=0.18, linewidth=0)
         axes.axhline(target.value, color=COLORS[1], linewidth=1.2)
         axes.annotate(
@@ -127,21 +138,23 @@ def curve(record: Record, path: Path) -> None:
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda tick, _: f"{tick:,.0f}")
     axes.set_xlim(steps[0], steps[-1])
-    if min(errors) > 0:  # the end is what counts
+    if min(shown) > 0 and max(shown) > 4 * min(shown):  # the end is what counts
         axes.set_yscale("log")
-        shown = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if min(errors) / 2 < tick < 2 * max(errors)]
-        axes.set_yticks(shown, [f"{tick:g}" for tick in shown])
+        ticks = [digit * 10.0**power for power in range(-3, 3) for digit in (1, 2, 5)]
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
-        axes.set_ylim(0.8 * min(errors), 1.2 * max(errors))
+        axes.set_ylim(0.8 * min(shown), 1.2 * max(shown))
+    else:
+        axes.set_ylim(0, 1.05 * max(*shown, 1.0))
     axes.set(xlabel="steps", ylabel="test error, %")
     known = SOURCES.get(record["data"])
-    data, labels = known.title if known else record["data"], record["split"]["labeled"]
-    axes.set_title(f"{record['method']} on {data}, {labels:,} labels, seed {record['seed']}", loc="left", fontsize=10)
+    title = (
+        f"{record['method']} on {known.title if known else record['data']}, {labels:,} labels, seed {record['seed']}"
+    )
+    axes.set_title(title, loc="left", fontsize=10)
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    _save(figure, path, [path.suffix])
 
 
 def _entry(axes: Any, name: str, color: str, ours: Sequence[Cell]) -> None:
@@ -164,7 +177,7 @@ def _pyplot() -> Any:
 
 
 def _show(axis: Any, pixels: npt.NDArray[np.uint8], title: str) -> None:
-    axis.imshow(pixels.squeeze(), cmap="gray" if pixels.shape[-1] == 1 else None)
+    axis.imshow(visible(pixels), cmap="gray")
     axis.set_title(title, fontsize=9)
     axis.axis("off")
 
@@ -179,10 +192,16 @@ def _bars(axis: Any, values: Sequence[float], classes: Sequence[str], title: str
     axis.set_title(title, fontsize=9)
 
 
-def _save(figure: Any, path: Path) -> None:
+def _save(figure: Any, path: Path, suffixes: Sequence[str] = (".png", ".svg")) -> None:
     import matplotlib.pyplot as plt
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for suffix in (".png", ".svg"):
-        figure.savefig(path.with_suffix(suffix), dpi=150, metadata={"Date": None} if suffix == ".svg" else None)
-    plt.close(figure)
+    dates = {".svg": "Date", ".pdf": "CreationDate"}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for suffix in suffixes:
+            date = dates.get(suffix.lower())
+            figure.savefig(path.with_suffix(suffix), dpi=150, metadata={date: None} if date else None)
+    except OSError as error:
+        raise MixMatchError(f"{path} cannot be written ({error.strerror})") from None
+    finally:
+        plt.close(figure)

@@ -150,10 +150,18 @@ def fits(shape: Shape, sizes: Sequence[int]) -> bool:
 
 def problem(network: nn.Module, shape: Shape, images: int, device: torch.device) -> Exception | None:
     """What goes wrong when the kernels run here, tried on a blank batch; None if nothing does. A GPU may have too
-    little memory on its chip for tiles that suit another."""
-    tensors = {name: value.detach().to(device) for name, value in network.state_dict().items()}
-    learned = [tensors[name].requires_grad_() for name in names(shape)]
+    little memory on its chip for tiles that suit another. If it is the copying of boxes, they are done without."""
     x = torch.zeros(images, shape.in_channels, shape.size, shape.size, device=device)
+    error = _trial(network, shape, x)
+    if error is not None and copies_boxes(x.device):
+        _without_boxes.add(x.device)
+        error = _trial(network, shape, x)
+    return error
+
+
+def _trial(network: nn.Module, shape: Shape, x: Tensor) -> Exception | None:
+    tensors = {name: value.detach().to(x.device) for name, value in network.state_dict().items()}
+    learned = [tensors[name].requires_grad_() for name in names(shape)]
     try:
         (guess,), (logits,) = forward(network, shape, tensors, [x], [x], update=False)
         torch.autograd.grad(logits.sum(), learned, allow_unused=True)
@@ -386,7 +394,7 @@ class _Pass:
         return torch.zeros(self.images // self.size, 2, self.total, dtype=torch.float32, device=self.x.device)
 
     def gather(self, backward: bool) -> None:
-        """Make the weights that `convolve_spans` takes."""
+        """Make the weights for convolutions that span pixels."""
         index, counts = spread(tuple(self.shapes), tuple(self.spans), backward, self.kernels.device)
         self.spread = torch.split(self.kernels.index_select(0, index), counts)
 
@@ -420,7 +428,7 @@ class _Pass:
         rows = self.rows(out_size) // (span * stride**2 if backward else span)
         kind = "backward" if backward else "forward"
         boxed, tiles = None, conv_tiles(rows, kernel, in_channels, out_channels, kind, span)
-        if kernel == 3 and stride == 1 and in_channels >= 32 and copies_boxes(x.device):
+        if kernel == 3 and stride == 1 and worth_boxes(kind, in_channels, out_channels) and copies_boxes(x.device):
             in_boxes = conv_tiles(rows, kernel, in_channels, out_channels, f"boxes {kind}", span)
             boxed = box(in_boxes[0], out_size, span)
             tiles = in_boxes if boxed else tiles
@@ -480,11 +488,10 @@ class _Pass:
         out_size, span = size // stride, self.spans[convolution]
         rows = self.images * out_size * out_size // span
         options = {"H": out_size, "W": out_size, "IN_C": in_channels, "OUT_C": out_channels}
-        if kernel == 3 and stride == 1 and min(in_channels, out_channels) >= 64 and copies_boxes(x.device):
-            taps, bm, bn, parts, warps, stages = gradient_tiles(
-                rows, kernel, in_channels, out_channels, "boxes weights", span
-            )
-            if boxed := box(bm, out_size, span):
+        wanted = kernel == 3 and stride == span == 1 and worth_boxes("weights", in_channels, out_channels)
+        if wanted and copies_boxes(x.device):
+            _, bm, bn, parts, warps, stages = gradient_tiles(rows, kernel, in_channels, out_channels, "boxes weights")
+            if boxed := box(bm, out_size):
                 self.k.weight_gradient_boxes[(kernel * kernel, out_channels // bn, parts)](
                     described(x, *boxed, in_channels),
                     described(g.view(rows, out_channels), bm, bn),
@@ -718,15 +725,29 @@ class _Aside:
 # ---------------------------------------------------------------- boxes
 
 
-@cache
+_without_boxes: set[torch.device] = set()
+"""Devices whose kernels do not run with them."""
+
+
 def copies_boxes(device: torch.device) -> bool:
     """Whether the GPU copies boxes of a tensor by itself, and Triton can tell it to. Its interpreter can, on a CPU."""
-    if find_spec("triton.tools.tensor_descriptor") is None:
+    return device not in _without_boxes and _can_copy_boxes(device)
+
+
+@cache
+def _can_copy_boxes(device: torch.device) -> bool:
+    if find_spec("triton.tools.tensor_descriptor") is None or torch.version.hip is not None:
         return False
     return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def box(rows: int, size: int, span: int) -> tuple[int, int, int] | None:
+def worth_boxes(kind: str, in_channels: int, out_channels: int) -> bool:
+    """Whether there are channels enough, by what was measured; they must fill tiles, so be a power of two."""
+    enough = min(in_channels, out_channels) >= 64 if kind == "weights" else in_channels >= 32
+    return enough and in_channels & (in_channels - 1) == 0
+
+
+def box(rows: int, size: int, span: int = 1) -> tuple[int, int, int] | None:
     """Images, lines and spans of a line that make so many rows of a tile; None if they are no box."""
     across = size // span
     lines = rows // across
@@ -745,16 +766,16 @@ def described(x: Tensor, *shape: int) -> Any:
 # ---------------------------------------------------------------- tiles
 
 TILES: dict[str, list[int]] = json.loads(Path(__file__).with_name("tiles.json").read_text())
-"""What was fastest on a busy H200, by `benchmarks/tune_kernels.py`: "forward 3 32 64 1" (kernel, channels in and out,
-span), and "backward", to rows, output and input channels of a tile, warps and pipeline stages; "weights 3 32 64 1" to
-neighbouring taps, rows and output channels of a tile, programs at work at a time, warps and stages. "boxes" before it
-where boxes are copied."""
+"""What was fastest on a busy H200 (`benchmarks/tune_kernels.py` looks for it). "forward 3 32 64 1" (kernel, channels in
+and out, span), and "backward", lead to rows, output and input channels of a tile, warps and pipeline stages; "weights"
+to neighbouring taps, rows and output channels of a tile, programs at work at a time, warps and stages; with "boxes"
+before it, the same for kernels that copy boxes."""
 
 
 def conv_tiles(
     rows: int, kernel: int, in_channels: int, out_channels: int, kind: str, span: int = 1
 ) -> tuple[int, int, int, int, int]:
-    """What was fastest, else a guess; rows of a tile must divide those of a batch."""
+    """What was fastest for a kind of `TILES`, else a guess; rows of a tile must divide those of a batch."""
     boxes = kind.startswith("boxes")
     into, out = in_channels * (span + 2 if span > 1 and not boxes else 1), out_channels * span
     guess = (128, min(64, out), min(64, max(16, 1 << (into - 1).bit_length())), 4, 3)
@@ -765,6 +786,7 @@ def conv_tiles(
 def gradient_tiles(
     rows: int, kernel: int, in_channels: int, out_channels: int, kind: str, span: int = 1
 ) -> tuple[int, int, int, int, int, int]:
+    """The same for gradients of weights, with the parts that rows are divided into in the place of programs."""
     boxes = kind.startswith("boxes")
     guess = (kernel if in_channels <= 32 and not boxes else 1, 64, min(64, span * out_channels), 264, 4, 3)
     key = f"{kind} {kernel} {in_channels} {out_channels} {span}"

@@ -281,8 +281,9 @@ def convolve_boxes(
     """`convolve` with a kernel of 3x3 and stride 1, and `convolve_spans` where SPAN > 1, on a GPU that copies boxes of
     a tensor by itself, with zeros for what lies outside: no thread computes addresses.
 
-    x is described as (images, H, W / SPAN, SPAN * in), w as the matrix it is in memory. Outputs are the columns of what
-    is multiplied, not the rows: then a tile of many pixels is read by few instructions.
+    x is described as (images, H, W / SPAN, SPAN * in), w as (SPAN * out, 3 * (SPAN + 2) * in), and as (in, 9 * out) for
+    BACKWARD and a SPAN of 1. Pixels are the columns of the product and channels its rows: a factor on the right is
+    multiplied where it was copied to, one on the left that has been reshaped would first go through registers.
     """
     BLOCKS: tl.constexpr = IN_C // BK
     TAPS: tl.constexpr = SPAN + 2

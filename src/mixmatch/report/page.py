@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from mixmatch.data.images import visible
 from mixmatch.data.own import count
 from mixmatch.report import measure, svg
 from mixmatch.report.gather import SHOWN, Judged, Report, Shown, Unlabeled
@@ -453,7 +454,7 @@ def _thumbnail(shown: Shown, own: bool) -> str:
 
 def data_uri(pixels: np.ndarray) -> str:
     """An image (H, W, C) as part of a page: small ones exactly, larger ones reduced and as JPEG."""
-    image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+    image = Image.fromarray(visible(pixels))
     out = io.BytesIO()
     if max(image.size) <= 32:
         image.save(out, "PNG", optimize=True)
