@@ -8,8 +8,8 @@ Rows: (a) the loop as people write it: fp32, eager, a DataLoader with per-image 
 a CPU), a forward pass per batch, `.item()` on each loss; (b) our engine, eager, at fp32; (c) our engine at its default
 on this device: on CUDA bf16, compiled and recorded as a graph; (d) with `--side-by-side`, so many such runs sharing the
 device, each step counted. Images are random: a step's cost does not depend on what they show. Times are medians of
-repeats after a warm-up, with the device synchronized. The textbook loop is MixMatch with official passes whatever
-`--method` is.
+repeats after a warm-up, with the device synchronized. The textbook loop is of the same method (`textbook.py`); that of
+MixMatch has official passes, whatever `--passes` is.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from textbook import LOSSES, textbook
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mixmatch import networks
@@ -44,105 +43,13 @@ TURN = 32
 """Steps a run takes before another has its turn."""
 
 
-class Augmented(Dataset[Any]):
-    """Per-image augmentation in Python, as in the usual tutorial."""
-
-    def __init__(self, images: np.ndarray, labels: np.ndarray, views: int) -> None:
-        self.images, self.labels, self.views = images, labels, views
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> tuple[list[Tensor], int]:
-        return [self._augment(self.images[index]) for _ in range(self.views)], int(self.labels[index])
-
-    @staticmethod
-    def _augment(image: np.ndarray) -> Tensor:
-        if np.random.rand() < 0.5:
-            image = image[:, ::-1]
-        image = np.pad(image, ((4, 4), (4, 4), (0, 0)), mode="reflect")
-        y, x = np.random.randint(0, 9, 2)
-        image = image[y : y + SIZE, x : x + SIZE]
-        return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1))).float() / 127.5 - 1
-
-
 def labels(batch_size: int) -> int:
     """250, or what three batches take: the textbook loop drops a batch that is not full."""
     return max(250, CLASSES * -(-3 * batch_size // CLASSES))
 
 
-def endless(loader: DataLoader[Any]):  # type: ignore[no-untyped-def]
-    while True:
-        yield from loader
-
-
 Steps = Callable[[int], None]
 """Takes so many steps."""
-
-
-def textbook(source: Source, settings: Settings, device: torch.device) -> Steps:
-    """Steps of MixMatch as people write them."""
-    split = make_split(source, labels(settings.batch_size), seed=1)
-    workers = 4 if device.type == "cuda" else 0
-    loaders = []
-    for rows, views in ((split.labeled, 1), (split.unlabeled, 2)):
-        data = Augmented(source.train.inputs[rows], source.train.labels[rows], views)
-        loaders.append(
-            endless(
-                DataLoader(
-                    data,
-                    settings.batch_size,
-                    shuffle=True,
-                    drop_last=True,
-                    num_workers=workers,
-                    persistent_workers=workers > 0,
-                )
-            )
-        )
-    model = networks.build(settings.network, CLASSES, (3, SIZE, SIZE)).to(device).train()
-    average = networks.build(settings.network, CLASSES, (3, SIZE, SIZE)).to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
-
-    def interleave(batches: list[Tensor]) -> list[Tensor]:
-        size = len(batches[0]) // len(batches)
-        for i in range(1, len(batches)):
-            part = slice(i * size, (i + 1) * size if i < len(batches) - 1 else None)
-            batches[0][part], batches[i][part] = batches[i][part].clone(), batches[0][part].clone()
-        return batches
-
-    def step() -> None:
-        (x,), y = next(loaders[0])
-        (u1, u2), _ = next(loaders[1])
-        x, y, u1, u2 = x.to(device), F.one_hot(y.to(device), CLASSES).float(), u1.to(device), u2.to(device)
-        with torch.no_grad():
-            p = (torch.softmax(model(u1), 1) + torch.softmax(model(u2), 1)) / 2
-            q = p**2 / (p**2).sum(1, keepdim=True)
-        images, targets = torch.cat([x, u1, u2]), torch.cat([y, q, q])
-        lam = torch.distributions.Beta(0.75, 0.75).sample([len(images)]).to(device)
-        lam = torch.max(lam, 1 - lam)
-        order = torch.randperm(len(images), device=device)
-        images = lam[:, None, None, None] * images + (1 - lam[:, None, None, None]) * images[order]
-        targets = lam[:, None] * targets + (1 - lam[:, None]) * targets[order]
-        batches = interleave(list(images.split(settings.batch_size)))
-        logits = interleave([model(batch).clone() for batch in batches])
-        logits_u = torch.cat(logits[1:])
-        loss_x = -(targets[: len(x)] * F.log_softmax(logits[0], 1)).sum(1).mean()
-        loss_u = ((torch.softmax(logits_u, 1) - targets[len(x) :]) ** 2).mean()
-        loss = loss_x + 75 * loss_u
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        with torch.no_grad():
-            for live, mean in zip(model.parameters(), average.parameters(), strict=True):
-                live.mul_(1 - 0.02 * 0.002)
-                mean.mul_(0.999).add_(live, alpha=0.001)
-        loss.item(), loss_x.item(), loss_u.item()
-
-    def steps(count: int) -> None:
-        for _ in range(count):
-            step()
-
-    return steps
 
 
 def engine(source: Source, settings: Settings, device: torch.device, fast: bool, runs: int = 1) -> Steps:
@@ -225,7 +132,7 @@ def flops_of_step(settings: Settings) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--method", default="mixmatch")
+    parser.add_argument("--method", choices=LOSSES, default="mixmatch")
     parser.add_argument("--passes", choices=("official", "fused"), default="fused")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--network", default=None, help="default: wrn-28-2, on a CPU wrn-10-1")
@@ -247,23 +154,24 @@ def main() -> None:
         random.integers(0, 256, (10_000, SIZE, SIZE, 3), np.uint8), np.arange(10_000, dtype=np.int64) % CLASSES
     )
     source = Source("random", tuple(map(str, range(CLASSES))), images, images)
+    split = make_split(source, labels(settings.batch_size), seed=1)
     default = replace(settings, precision=default_precision(settings, device, source.input_shape))
 
     fast = device.type == "cuda"
     variants: dict[str, tuple[Callable[[], Steps], bool]] = {  # and whether steps are recorded
-        "textbook loop": (lambda: textbook(source, settings, device), False),
+        "textbook loop": (lambda: textbook(source, split, settings, device), False),
         "ours, eager, fp32": (lambda: engine(source, settings, device, fast=False), False),
         f"ours, default ({default.precision})": (lambda: engine(source, default, device, fast), fast),
     }
     if args.side_by_side > 1 and fast:
         runs = args.side_by_side
         variants[f"{runs} such runs side by side"] = (lambda: engine(source, default, device, fast, runs), fast)
-    flops = flops_of_step(settings)
+    flops, (_, views) = flops_of_step(settings), LOSSES[args.method]
     rows: list[dict[str, Any]] = []
     for name, (make, recorded) in variants.items():
         row = {"name": name, "method": args.method, "batch_size": args.batch_size, "network": network}
         row |= measure(make, device, seconds, recorded)
-        row["images_per_second"] = 1000 * 3 * args.batch_size / row["ms_per_step"]
+        row["images_per_second"] = 1000 * (1 + views) * args.batch_size / row["ms_per_step"]
         row["tflops"] = flops / row["ms_per_step"] / 1e9
         row["ratio"] = (rows[0] if rows else row)["ms_per_step"] / row["ms_per_step"]
         rows.append(row)

@@ -1,0 +1,100 @@
+"""The textbook loops that ours is timed beside do the same work: the same losses, and steps that learn."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mixmatch.methods import METHODS, Batch, Progress, build
+from mixmatch.settings import resolve
+from mixmatch.training.model import Model
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+B, CLASSES, SIZE = 6, 4, 4
+
+
+@pytest.fixture
+def textbook(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import textbook
+
+    return textbook
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = nn.Sequential(
+        nn.Flatten(), nn.Linear(3 * SIZE**2, 8), nn.BatchNorm1d(8), nn.LeakyReLU(0.1), nn.Linear(8, CLASSES)
+    ).double()
+    with torch.no_grad():
+        layers[4].weight.mul_(6)
+    return layers
+
+
+def test_every_method_has_a_textbook_loop(textbook: Any) -> None:
+    assert textbook.LOSSES.keys() == METHODS.keys()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_textbook_loss_is_ours(textbook: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = build(name, resolve("cifar10", {"method": name}).method_settings)
+    loss_of, views = textbook.LOSSES[name]
+    assert views == method.unlabeled_views
+    torch.manual_seed(1)
+    x, y = torch.randn(B, 3, SIZE, SIZE).double(), torch.eye(CLASSES)[torch.arange(B) % CLASSES].double()
+    u = torch.randn(views, B, 3, SIZE, SIZE).double()
+    noise = torch.randn(B, 3, SIZE, SIZE).double()
+    drawn = method.draw(np.random.default_rng(2), B)
+    draws = {key: torch.from_numpy(value) for key, value in drawn.items()} | {"noise": noise}
+    lams = [value.double() for key, value in draws.items() if key.startswith("lam")]
+
+    class Beta:
+        def __init__(self, *given: float) -> None:
+            assert given == (method.alpha, method.alpha)
+
+        def sample(self, shape: list[int]) -> Tensor:
+            lam = lams.pop(0)
+            assert shape == [len(lam)]
+            return lam
+
+    monkeypatch.setattr(torch.distributions, "Beta", Beta)
+    monkeypatch.setattr(torch, "randperm", lambda count, device: draws["perm"])
+    monkeypatch.setattr(torch, "randn_like", lambda u: noise)
+
+    live = network()
+    model = Model(copy.deepcopy(live))
+    average = copy.deepcopy(live)
+    for key, value in average.named_parameters():
+        value.data.mul_(0.7).add_(0.05)
+        model.ema[key] = value.detach().clone()
+    batch = Batch(x=x, y=y, u=u)
+    ours, metrics = method.loss(model, batch, draws, Progress(torch.tensor(2.0**20).double(), 2**20))
+    theirs, *parts = loss_of(live, average, x.clone(), y.clone(), list(u.clone()))
+    torch.testing.assert_close(theirs, ours, rtol=1e-6, atol=1e-9)
+    expected = [metrics[key] for key in ("loss_x", "loss_u", "entropy") if key in metrics]
+    torch.testing.assert_close(parts, expected, rtol=1e-6, atol=1e-9)
+    assert not lams
+
+
+@pytest.mark.parametrize("method", ["mixmatch", "vat", "supervised"])
+def test_the_program_prints_what_it_measured(method: str) -> None:
+    words = ["--device", "cpu", "--method", method, "--batch-size", "4", "--seconds", "0.01", "--json"]
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "step_time.py", *words], capture_output=True, text=True, check=True, timeout=300
+    )
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["name"].split(" (")[0] for row in rows] == ["textbook loop", "ours, eager, fp32", "ours, default"]
+    images = {"mixmatch": 12, "vat": 8, "supervised": 4}[method]
+    for row in rows:
+        assert row["ratio"] == pytest.approx(rows[0]["ms_per_step"] / row["ms_per_step"])
+        assert row["images_per_second"] == pytest.approx(1000 * images / row["ms_per_step"])
+        assert row["setup_seconds"] > 0
