@@ -104,7 +104,7 @@ def results_page(
         Path | None, typer.Option(help="Draw the error of a record, or run, over its steps, to --output, instead.")
     ] = None,
 ) -> None:
-    """Write the page of all results, made from the records and nothing else.
+    """Write the page of all results, or draw the course of a run, from the records and nothing else.
 
     Examples:
 

@@ -147,11 +147,8 @@ def curve(record: Record, path: Path) -> None:
     else:
         axes.set_ylim(0, 1.05 * max(*shown, 1.0))
     axes.set(xlabel="steps", ylabel="test error, %")
-    known = SOURCES.get(record["data"])
-    title = (
-        f"{record['method']} on {known.title if known else record['data']}, {labels:,} labels, seed {record['seed']}"
-    )
-    axes.set_title(title, loc="left", fontsize=10)
+    data = SOURCES[record["data"]].title if record["data"] in SOURCES else record["data"]
+    axes.set_title(f"{record['method']} on {data}, {labels:,} labels, seed {record['seed']}", loc="left", fontsize=10)
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     _save(figure, path, [path.suffix])
