@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -300,6 +301,34 @@ def test_convolutions_compile_for_gpus(
     if name.endswith("boxes"):
         assert "cp.async.bulk.tensor.4d" in compiled.asm["ptx"]
         assert "ttg.memdesc_reshape" in compiled.asm["ttgir"]  # multiplied where they were copied to
+
+
+class Stream:
+    """What CUDA allows a stream while a step is being recorded: to wait only for streams that are part of it."""
+
+    def __init__(self, recorded: bool = False) -> None:
+        self.recorded, self.waited_for = recorded, True
+        self.cuda_stream = id(self)
+
+    def wait_stream(self, other: Stream) -> None:
+        assert other.recorded or not self.recorded, "the recording depends on what is not in it"
+        if other.recorded:
+            self.recorded, self.waited_for, other.waited_for = True, False, True
+
+
+@pytest.mark.parametrize("work", [0, 1, 2])
+def test_a_stream_beside_another_is_part_of_a_recording_only_if_it_has_work(
+    work: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there, done = Stream(recorded=True), Stream(), []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: here)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(fused, "_beside", lambda *of: there)
+    with fused._Aside(torch.device("cuda")) as aside:
+        for number in range(work):
+            aside.run(done.append, number)
+    assert done == list(range(work))
+    assert there.waited_for
 
 
 @pytest.mark.parametrize("backward", [False, True])

@@ -717,8 +717,9 @@ class _Aside:
             work(*given)
 
     def __exit__(self, *error: object) -> None:
-        """Whatever comes next, comes after it."""
-        if self._here is not None:
+        """Whatever comes next, comes after it. A stream that was given nothing is no part of a recording: to wait for
+        it would end that."""
+        if self._here is not None and self._kept:
             self._here.wait_stream(self._there)
 
 
