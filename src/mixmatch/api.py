@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Generator, Mapping, Sequence
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +24,7 @@ from mixmatch.data.source import UNKNOWN, Features, Source
 from mixmatch.data.split import Split, make_split
 from mixmatch.data.table import Encoding
 from mixmatch.draws import torch_seed
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, OutOfMemory
 from mixmatch.settings import Kind, Precision, Settings
 from mixmatch.training import engine, progress
 from mixmatch.training.checkpoint import Checkpoint
@@ -212,8 +214,9 @@ def _training(job: Mapping[str, Any], stop: engine.Stop, beside: bool) -> Genera
     if beside and speed["record"] and draws_itself(module):
         speed["record"] = False
         shown.note("a network with randomness of its own is not recorded beside other runs: it trains more slowly")
-    trainer = engine.Trainer(wanted, source, split, module, where, **speed)
-    with run.lock():  # makes the folder, so everything that may be refused is refused above
+    with _memory_of(where, run), contextlib.ExitStack() as held:
+        trainer = engine.Trainer(wanted, source, split, module, where, **speed)
+        held.enter_context(run.lock())  # makes the folder, so everything that may be refused is refused above
         saved = _begin_or_go_on(run, wanted, source, trainer, checkpoint, compile)
         reporter = progress.Several(shown, progress.TensorBoard(run.path))
         seconds = yield from engine.fitting(trainer, run, reporter, stop, saved, checkpoint_every)
@@ -221,6 +224,21 @@ def _training(job: Mapping[str, Any], stop: engine.Stop, beside: bool) -> Genera
         record = make_record(wanted, split, run.metrics(), seconds, where, trainer.engine, trainer.machines)
         run.write_result(record)
         return record
+
+
+@contextlib.contextmanager
+def _memory_of(device: torch.device, run: RunFolder) -> Iterator[None]:
+    """Say in one line if there is too little of it."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        more = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
+        wanted = f" (it wanted {more[1]} more)" if more else ""
+        again = f"go on with --resume (what was saved is in {run.path})" if run.exists() else "try again"
+        raise OutOfMemory(
+            f"{device} has too little memory for this run{wanted}: make room and {again}, or begin anew with a smaller "
+            "--batch-size or --network"
+        ) from error
 
 
 _DEFAULTS = {

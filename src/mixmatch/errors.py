@@ -10,6 +10,10 @@ class MixMatchError(Exception):
     """Something the user can put right. The command line prints its message alone and exits with 2."""
 
 
+class OutOfMemory(MixMatchError):
+    """The device has too little memory, now, for what it is to do."""
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> MixMatchError:
     """The error for a name that does not exist, with the nearest one that does.
 

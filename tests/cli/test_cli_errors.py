@@ -17,6 +17,7 @@ import torch
 import typer
 
 import mixmatch
+from mixmatch import api
 from mixmatch.cli import app
 from mixmatch.training.run import RunFolder
 
@@ -101,6 +102,14 @@ def test_no_cuda(run: Call, tmp_path: Path) -> None:
     """As a process: the exit code and the one line are what a shell sees."""
     check(run("train", "digits", "--device", "cuda", cwd=tmp_path), "'cuda' is not available here: use --device cpu")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_too_little_memory_on_a_gpu(call: Call, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **given: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nlines and lines")
+
+    monkeypatch.setattr(api, "load", full)
+    check(call("evaluate", finished), "the GPU has too little memory", "use --device cpu")
 
 
 @pytest.mark.parametrize(

@@ -131,3 +131,45 @@ def test_a_checkpoint_without_moments_for_biases_goes_on() -> None:
     for name, value in trainer.model.network.state_dict().items():
         if not name.startswith("1.") and "running_mean" not in name:  # batch norm takes away what the bias adds
             torch.testing.assert_close(on_cpu.model.network.state_dict()[name], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("it looks at its values"), torch.OutOfMemoryError("too little")])
+def test_only_what_cannot_be_recorded_goes_on_without(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error on leaving an unfinished recording must not hide that there was too little memory for it."""
+    recording = False
+
+    class Unfinished:
+        def __init__(self, *args: Any, **given: Any) -> None: ...
+
+        def __enter__(self) -> None:
+            nonlocal recording
+            recording = True
+
+        def __exit__(self, *given: object) -> None:
+            nonlocal recording
+            recording = False
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph", Unfinished)
+    trainer, said = trainer_for(False, True, method="supervised"), list[str]()
+    trainer.optimizer = build_optimizer(trainer.model.network, trainer.settings, trainer.rate)
+    trainer._recorded = Recorded(trainer, CHUNK)
+    take_step = trainer.take_step
+
+    def step(*args: Any) -> None:
+        if recording:
+            raise error
+        take_step(*args)
+
+    monkeypatch.setattr(trainer, "take_step", step)
+    trainer.tell(said.append)
+    if isinstance(error, torch.OutOfMemoryError):
+        with pytest.raises(torch.OutOfMemoryError, match="too little"):
+            trainer.advance(8)
+        assert said == []
+        return
+    trainer.advance(8)
+    assert "the step cannot be recorded (RuntimeError: operation failed" in said[0]
+    assert trainer.step == 8
+    assert not trainer.engine["recorded"]

@@ -17,7 +17,8 @@ from torch import nn
 import mixmatch
 from mixmatch import api
 from mixmatch.data.source import Images, Source
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, OutOfMemory
+from mixmatch.training import engine
 from mixmatch.training.engine import Interrupted, Stop
 from mixmatch.training.progress import Quiet
 from mixmatch.training.together import Turns, draws_itself
@@ -87,7 +88,7 @@ def test_what_does_not_fit_beside_others_is_tried_with_fewer() -> None:
     def make(number: int) -> Any:
         begun.append((number, turns.limit))
         if number == 2 and turns.limit > 2:
-            raise torch.OutOfMemoryError
+            raise OutOfMemory
         for _ in range(9):
             yield
         return {"number": number}
@@ -125,6 +126,36 @@ def test_after_running_out_of_memory_a_run_goes_on_with_its_own_folder(
     assert second["curve"] == alone["curve"]
     ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("b", "alone"))
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+
+
+@pytest.mark.parametrize("steps", [0, 64])
+def test_too_little_memory_for_a_run_alone_is_one_line(
+    steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is a matter of the data; and with memory again, it goes on and ends as if nothing had been."""
+    enough = False
+
+    class Full(Quiet):
+        def steps(self, step: int, values: Any) -> None:
+            if step >= steps and not enough:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB.\nlines and lines")
+
+    message = r"^cpu has too little memory for this run \(it wanted 64.00 MiB more\): make room and go on with --resume"
+    with pytest.raises(MixMatchError, match=message) as told:
+        mixmatch.train(**job(tmp_path / "run", 1, reporter=Full(), checkpoint_every=32))
+    assert "\n" not in str(told.value)
+    assert str(tmp_path / "run") in str(told.value)
+    enough = True
+    resumed = mixmatch.train(**job(tmp_path / "run", 1, reporter=Full(), resume=True))
+    assert resumed["curve"] == mixmatch.train(**job(tmp_path / "whole", 1))["curve"]
+
+    def full(*args: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(engine, "Pool", full)
+    with pytest.raises(MixMatchError, match=r"^cpu has too little memory for this run: make room and try again, or"):
+        mixmatch.train(**job(tmp_path / "another", 1))
+    assert not (tmp_path / "another").exists()
 
 
 def test_a_run_alone_starts_however_little_memory_there_seems_to_be(monkeypatch: pytest.MonkeyPatch) -> None:

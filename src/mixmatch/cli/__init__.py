@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated, NoReturn
 
+import torch
 import typer
 
 from mixmatch import __version__
@@ -65,6 +66,8 @@ def main() -> None:
         code = app(standalone_mode=False)
     except MixMatchError as error:
         _fail(str(error), 2)
+    except torch.OutOfMemoryError:
+        _fail("the GPU has too little memory: make room there, or use --device cpu", 2)
     except Interrupted as stopped:
         asks = sys.argv[1:2] in (["train"], ["pate"])
         again = "go on with --resume" if asks else "the same command goes on from there"

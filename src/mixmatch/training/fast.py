@@ -210,6 +210,8 @@ class Recorded:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # a network that looks at its values cannot be recorded
+            if isinstance(error.__context__, torch.OutOfMemoryError):  # which left the recording unfinished
+                raise error.__context__ from None
             trainer.note(f"the step cannot be recorded ({reason(error)}): training goes on without, more slowly")
         else:
             self._graph = graph

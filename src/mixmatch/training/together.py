@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator
 import torch
 from torch import nn
 
+from mixmatch.errors import OutOfMemory
 from mixmatch.training.engine import Interrupted, Stop
 from mixmatch.training.run import Record
 
@@ -47,7 +48,7 @@ class Turns:
 
         def end(number: int, outcome: Outcome) -> None:
             del active[number]
-            if isinstance(outcome, torch.OutOfMemoryError) and active:  # it may do with fewer beside it
+            if isinstance(outcome, OutOfMemory) and active:  # it may do with fewer beside it
                 self.limit = len(active)
                 waiting.appendleft(number)
             else:
