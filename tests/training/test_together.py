@@ -195,6 +195,27 @@ def test_memory_decides_how_many_run_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     assert most == 3  # a fourth would find 10 of the 30 it needs
 
 
+def test_the_stream_of_a_run_that_is_gone_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Owner: ...
+
+    made: list[object] = []
+
+    def stream(device: torch.device, priority: int) -> object:
+        made.append(object())
+        return made[-1]
+
+    monkeypatch.setattr(torch.cuda, "Stream", stream)
+    monkeypatch.setattr(engine, "_idle", {})
+    owners = [Owner(), Owner()]
+    first, second = (engine.stream_for(owner, torch.device("cuda")) for owner in owners)
+    assert first is not second
+    del owners[0]
+    gc.collect()
+    assert engine.stream_for(owners[0], torch.device("cuda", 1)) not in (first, second)  # not of that device
+    assert engine.stream_for(owners[0], torch.device("cuda")) is first
+    assert len(made) == 3
+
+
 def test_runs_on_the_processor_leave_a_gpu_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*args: Any) -> Any:
         raise AssertionError("a look at the GPU")

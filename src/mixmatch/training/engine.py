@@ -10,6 +10,7 @@ import contextlib
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from types import FrameType
 from typing import Any, TypeVar
@@ -101,8 +102,7 @@ class Trainer:
         self._recorded = Recorded(self, CHUNK) if recorded else None
         self.stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
-            # Its work goes before what may run beside it: see `mixmatch.networks.fused`.
-            self.stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+            self.stream = stream_for(self, device)
             self.stream.wait_stream(torch.cuda.current_stream(device))
 
     def _kernels(self, network: nn.Module) -> fused.Shape | None:
@@ -332,6 +332,19 @@ class Trainer:
             self._recorded = Recorded(self, CHUNK)
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
+
+
+_idle: dict[torch.device, list[torch.cuda.Stream]] = {}
+"""Streams whose owners are gone. Libraries keep memory for every stream they have seen, so these are used again."""
+
+
+def stream_for(owner: object, device: torch.device) -> torch.cuda.Stream:
+    """A stream that nothing else uses as long as its owner lives."""
+    idle = _idle.setdefault(device, [])
+    # Its work goes before what may run beside it: see `mixmatch.networks.fused`.
+    stream = idle.pop() if idle else torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+    weakref.finalize(owner, idle.append, stream)
+    return stream
 
 
 class NotFinite(Exception):

@@ -1,0 +1,141 @@
+"""On a GPU: every method is recorded and learns what it learns without, several share memory and give it back.
+
+Skipped where there is none. On one: `python -m pytest tests/test_cuda.py`, a few minutes.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mixmatch import api, networks
+from mixmatch.data.source import Images, Source
+from mixmatch.data.split import make_split
+from mixmatch.methods import METHODS
+from mixmatch.settings import resolve
+from mixmatch.training.engine import Trainer
+from mixmatch.training.progress import Quiet
+from mixmatch.training.run import RunFolder
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+GPU, STEPS, MIB = torch.device("cuda"), 48, 2**20
+CASES: list[dict[str, Any]] = [{"method": method} for method in METHODS]
+CASES += [{"method": "mixmatch", **more} for more in ({"passes": "fused"}, {"guess_weights": "ema"}, {"K": 1})]
+
+
+def source() -> Source:
+    """Classes differ in brightness, so there is something to learn."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(600, dtype=np.int64) % 10
+    bright = 20 * labels[:, None, None, None] + rng.integers(0, 56, (600, 32, 32, 3))
+    images = Images(bright.astype(np.uint8), labels)
+    return Source("bright", tuple("abcdefghij"), images, images)
+
+
+def settings(**given: Any) -> dict[str, Any]:
+    return {"labels": 40, "steps": STEPS, "eval_every": STEPS, "network": "wrn-10-1", "valid": 0, **given}
+
+
+def trainer_for(*, record: bool, compile: bool = False, precision: Any = "bf16", **given: Any) -> Trainer:
+    wanted, data = resolve("cifar10", settings(precision=precision, **given)), source()
+    torch.manual_seed(0)
+    network = networks.build(wanted.network, 10, (3, 32, 32))
+    return Trainer(wanted, data, make_split(data, 40, 1), network, GPU, compile=compile, record=record)
+
+
+def learned(trainer: Trainer, until: int = STEPS) -> dict[str, float]:
+    """The averages over steps that were taken without anything to be said, but how long compiling took."""
+    said: list[str] = []
+    trainer.tell(said.append)
+    trainer.advance(until)
+    assert [text for text in said if not text.startswith("compiled the training step in")] == []
+    trainer.check_finite()
+    return trainer.metrics()
+
+
+@pytest.mark.parametrize("given", CASES, ids=str)
+def test_every_method_is_recorded_with_kernels_and_learns_the_same(given: dict[str, Any]) -> None:
+    ours, theirs = (trainer_for(record=record, **given) for record in (True, False))
+    assert learned(ours) == pytest.approx(learned(theirs), rel=0.02, abs=0.005)
+    assert ours.engine["recorded"]
+    assert ours.engine["kernels"]
+    assert not theirs.engine["recorded"]
+
+
+@pytest.mark.parametrize("method", ["mixmatch", "vat", "mean-teacher"])
+def test_networks_without_kernels_are_recorded(method: str) -> None:
+    ours, theirs = (trainer_for(record=record, precision="fp32", method=method) for record in (True, False))
+    assert learned(ours) == pytest.approx(learned(theirs), rel=0.01, abs=1e-3)
+    assert ours.engine["recorded"]
+    assert not ours.engine["kernels"]
+
+
+@pytest.mark.parametrize("method", ["mixmatch", "ict"])
+def test_the_default_is_compiled_too(method: str) -> None:
+    ours, theirs = (trainer_for(record=fast, compile=fast, method=method) for fast in (True, False))
+    assert learned(ours) == pytest.approx(learned(theirs), rel=0.02, abs=0.005)
+    assert {name for name, on in ours.engine.items() if on is True} == {"compiled", "recorded", "kernels"}
+
+
+def test_a_checkpoint_in_the_middle() -> None:
+    whole, first, second = (trainer_for(record=True, method="mixmatch") for _ in range(3))
+    expected = learned(whole)
+    learned(first, 20)
+    second.restore(copy.deepcopy(first.checkpoint()))
+    assert learned(second) == pytest.approx(expected, rel=0.02, abs=0.005)
+    assert second.step == STEPS
+    assert second.engine["recorded"]
+
+
+def job(out: Path, seed: int, **given: Any) -> dict[str, Any]:
+    where = {"device": "cuda", "compile": False, "reporter": Quiet()}
+    return {"data": source(), "out": out, "seed": seed, **settings(), "method": "mixmatch", **where, **given}
+
+
+def test_runs_side_by_side_end_as_they_do_alone(tmp_path: Path) -> None:
+    methods = ["mixmatch", "vat", "supervised"]
+    beside = api.train_together([job(tmp_path / name, 1, method=name) for name in methods])
+    for name, record in zip(methods, beside, strict=True):
+        assert isinstance(record, dict), record
+        assert record["engine"]["recorded"]
+        api.train(**job(tmp_path / f"{name} alone", 1, method=name))
+        ours, theirs = (RunFolder(tmp_path / folder).metrics()[-1] for folder in (name, f"{name} alone"))
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=0.02, abs=0.005)
+
+
+def test_runs_that_are_over_give_their_memory_back(tmp_path: Path) -> None:
+    """But for what libraries keep of each stream, which is used again."""
+    taken: list[int] = []
+
+    def started(number: int) -> None:
+        gc.collect()
+        taken.append(torch.cuda.memory_allocated() // MIB)
+
+    api.train_together([job(tmp_path / str(seed), seed) for seed in range(6)], 1, started)
+    assert max(taken[2:]) <= taken[1] + 4, taken
+
+
+def test_what_does_not_fit_waits_for_the_others(tmp_path: Path) -> None:
+    def starts(runs: int, name: str) -> list[int]:
+        begun: list[int] = []
+        records = api.train_together([job(tmp_path / f"{name}{seed}", seed) for seed in range(runs)], 4, begun.append)
+        assert all(isinstance(record, dict) for record in records), records
+        return begun
+
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    assert starts(1, "alone") == [0]
+    alone, whole = torch.cuda.max_memory_reserved(), torch.cuda.get_device_properties(GPU).total_memory
+    try:
+        torch.cuda.set_per_process_memory_fraction(2.5 * alone / whole)
+        assert len(starts(4, "beside")) > 4
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
