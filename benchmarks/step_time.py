@@ -52,8 +52,10 @@ Steps = Callable[[int], None]
 """Takes so many steps."""
 
 
-def engine(source: Source, settings: Settings, device: torch.device, fast: bool, runs: int = 1) -> Steps:
-    """Steps of ours, taken in turns by several runs."""
+def engine(
+    source: Source, settings: Settings, device: torch.device, fast: bool, note: Callable[[str], None], runs: int = 1
+) -> Steps:
+    """Steps of ours, taken in turns by several runs. `note` is told if they are not as fast as they should be."""
     trainers = []
     for seed in range(1, runs + 1):
         torch.manual_seed(seed)
@@ -61,6 +63,7 @@ def engine(source: Source, settings: Settings, device: torch.device, fast: bool,
         split = make_split(source, labels(settings.batch_size), seed=seed)
         own = replace(settings, seed=seed)
         trainers.append(Trainer(own, source, split, network, device, compile=fast, record=fast))
+        trainers[-1].tell(note)
 
     def steps(count: int) -> None:
         for done in range(0, count, TURN * runs):
@@ -157,20 +160,27 @@ def main() -> None:
     split = make_split(source, labels(settings.batch_size), seed=1)
     default = replace(settings, precision=default_precision(settings, device, source.input_shape))
 
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        if not text.startswith("compiled"):  # the table has how long that took
+            notes.append(text)
+
     fast = device.type == "cuda"
     variants: dict[str, tuple[Callable[[], Steps], bool]] = {  # and whether steps are recorded
         "textbook loop": (lambda: textbook(source, split, settings, device), False),
-        "ours, eager, fp32": (lambda: engine(source, settings, device, fast=False), False),
-        f"ours, default ({default.precision})": (lambda: engine(source, default, device, fast), fast),
+        "ours, eager, fp32": (lambda: engine(source, settings, device, False, note), False),
+        f"ours, default ({default.precision})": (lambda: engine(source, default, device, fast, note), fast),
     }
     if args.side_by_side > 1 and fast:
         runs = args.side_by_side
-        variants[f"{runs} such runs side by side"] = (lambda: engine(source, default, device, fast, runs), fast)
+        variants[f"{runs} such runs side by side"] = (lambda: engine(source, default, device, fast, note, runs), fast)
     flops, (_, views) = flops_of_step(settings), LOSSES[args.method]
     rows: list[dict[str, Any]] = []
     for name, (make, recorded) in variants.items():
         row = {"name": name, "method": args.method, "batch_size": args.batch_size, "network": network}
         row |= measure(make, device, seconds, recorded)
+        row["notes"], notes[:] = notes[:], []
         row["images_per_second"] = 1000 * (1 + views) * args.batch_size / row["ms_per_step"]
         row["tflops"] = flops / row["ms_per_step"] / 1e9
         row["ratio"] = (rows[0] if rows else row)["ms_per_step"] / row["ms_per_step"]
@@ -192,6 +202,9 @@ def main() -> None:
             f"{row['setup_seconds']:.1f}",
         )
     Console().print(table)
+    for row in rows:
+        for text in dict.fromkeys(row["notes"]):
+            print(f"{row['name']}: {text}")
 
 
 def _device_name(device: torch.device) -> str:
