@@ -65,17 +65,14 @@ def mixup(
     `lam` (B,) is lambda as drawn from Beta(alpha, alpha). With `keep_order` max(lambda, 1 - lambda) is used, so that
     the result stays nearer to x1; without it this is vanilla MixUp.
     """
-    lam = _lambdas(x1, lam, keep_order)
-    return _mix(x1, x2, lam), _mix(p1, p2, lam)
+    return mix(x1, x2, lam, keep_order), mix(p1, p2, lam, keep_order)
 
 
-def _lambdas(rows: Tensor, lam: Tensor, keep_order: bool) -> Tensor:
-    if lam.shape != rows.shape[:1]:
-        raise ValueError(f"lam needs one value per example, shape ({len(rows)},), but has shape {tuple(lam.shape)}")
-    return torch.maximum(lam, 1 - lam) if keep_order else lam
-
-
-def _mix(a: Tensor, b: Tensor, lam: Tensor) -> Tensor:
+def mix(a: Tensor, b: Tensor, lam: Tensor, keep_order: bool = True) -> Tensor:
+    """What `mixup` does to examples, and to targets."""
+    if lam.shape != a.shape[:1]:
+        raise ValueError(f"lam needs one value per example, shape ({len(a)},), but has shape {tuple(lam.shape)}")
+    lam = torch.maximum(lam, 1 - lam) if keep_order else lam
     # One-hot targets may come as whole numbers, which could not hold lambda.
     weight = lam.to(a.dtype if a.is_floating_point() else lam.dtype).reshape(-1, *[1] * (a.dim() - 1))
     return weight * a + (1 - weight) * b
@@ -106,7 +103,7 @@ def mixmatch(
 def mix_union(labeled: Tensor, unlabeled: Tensor, lam: Tensor, perm: Tensor) -> tuple[Tensor, Tensor]:
     """What `mixmatch` does to images, and to targets: rows (B, ...) and (K, B, ...), mixed as one."""
     rows = torch.cat([labeled, unlabeled.flatten(0, 1)])
-    mixed = _mix(rows, rows[perm], _lambdas(rows, lam, keep_order=True))
+    mixed = mix(rows, rows[perm], lam)
     return mixed[: len(labeled)], mixed[len(labeled) :].reshape(unlabeled.shape)
 
 

@@ -66,8 +66,20 @@ for passes, of in ((reference, plain), (kernels, ours)):
     (logits * direction.to(logits.dtype)).sum().backward()
     passes.logits = logits.detach()
     passes.averaged = torch.cat(several(passes, list(x.to(logits.dtype).chunk(groups)), weights="ema"))
+    before = [parameter.grad for parameter in of.parameters()]
+    of.zero_grad()
+    taught, again = both(passes, list(views.to(kind)), list(x.to(kind).chunk(groups)), "ema")
+    assert not any(guess.requires_grad for guess in taught)
+    (torch.cat(again) * direction.to(logits.dtype)).sum().backward()
+    passes.taught, passes.again = torch.cat(taught), torch.cat(again).detach()
+    passes.grads = [(a, b.grad) for a, b in zip(before, of.parameters()) if a is not None]
 compare("logits", kernels.logits, reference.logits)
 compare("guesses", kernels.guesses, reference.guesses)
+compare("guesses of the average", kernels.taught, reference.taught)
+compare("logits beside the average", kernels.again, reference.logits)
+assert (kernels.taught - kernels.guesses).abs().max() > 0.01
+for one, other in kernels.grads:
+    compare("gradients beside the average", other, one.double())
 compare("logits of the average", kernels.averaged, reference.averaged)
 assert not kernels.averaged.requires_grad
 for (name, parameter), (_, true) in zip(ours.named_parameters(), plain.named_parameters()):
@@ -124,7 +136,8 @@ def test_kernels_compute_the_plain_network(
     )
     assert done.returncode == 0, done.stderr
     worst = json.loads(done.stdout)
-    assert worst.keys() == {"logits", "guesses", "logits of the average", "gradients", "statistics", "biases"}
+    beside = {"guesses of the average", "logits beside the average", "gradients beside the average"}
+    assert worst.keys() == {"logits", "guesses", "logits of the average", "gradients", "statistics", "biases", *beside}
     assert worst.pop("biases") < 1e-13  # their true gradient, in float64: zero but for rounding
     assert max(worst.values()) < 2e-5, worst
 

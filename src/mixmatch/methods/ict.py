@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mixmatch import functional
 from mixmatch.draws import Draws
-from mixmatch.methods.base import Batch, Metrics, Predictor, Progress, several
+from mixmatch.methods.base import Batch, Metrics, Predictor, Progress, both
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,10 @@ class ICT:
         self, model: Predictor, batch: Batch, draws: Mapping[str, Tensor], progress: Progress
     ) -> tuple[Tensor, Metrics]:
         u = batch.u[0]
-        q = model(u, weights="ema").softmax(dim=-1)
-        mixed, target = functional.mixup(u, q, u.flip(0), q.flip(0), draws["lam"])
-        logits_x, logits_u = several(model, [batch.x, mixed], stats="update")
+        mixed = functional.mix(u, u.flip(0), draws["lam"])
+        (taught,), (logits_x, logits_u) = both(model, [u], [batch.x, mixed], "ema")
+        q = taught.softmax(dim=-1)
+        target = functional.mix(q, q.flip(0), draws["lam"])
         loss_x = functional.labeled_loss(logits_x, batch.y)
         loss_u = functional.unlabeled_loss(logits_u, target)
         weight = self.consistency_weight * functional.linear_ramp(progress.step, self.warmup * progress.total)

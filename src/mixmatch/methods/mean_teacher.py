@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mixmatch import functional
 from mixmatch.draws import Draws
-from mixmatch.methods.base import Batch, Metrics, Predictor, Progress, several
+from mixmatch.methods.base import Batch, Metrics, Predictor, Progress, both
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class MeanTeacher:
     def loss(
         self, model: Predictor, batch: Batch, draws: Mapping[str, Tensor], progress: Progress
     ) -> tuple[Tensor, Metrics]:
-        logits_x, logits_u = several(model, [batch.x, batch.u[1]], stats="update")
-        target = model(batch.u[0], weights="ema").softmax(dim=-1)
+        (taught,), (logits_x, logits_u) = both(model, [batch.u[0]], [batch.x, batch.u[1]], "ema")
+        target = taught.softmax(dim=-1)
         loss_x = functional.labeled_loss(logits_x, batch.y)
         loss_u = functional.unlabeled_loss(logits_u, target)
         weight = self.consistency_weight * functional.linear_ramp(progress.step, self.warmup * progress.total)

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from mixmatch import functional
 from mixmatch.draws import Draws
-from mixmatch.methods.base import Batch, Metrics, Predictor, Progress, several
+from mixmatch.methods.base import Batch, Metrics, Predictor, Progress, both
 
 
 @dataclass(frozen=True)
@@ -37,11 +36,11 @@ class MixUp:
         self, model: Predictor, batch: Batch, draws: Mapping[str, Tensor], progress: Progress
     ) -> tuple[Tensor, Metrics]:
         u = batch.u[0]
-        with torch.no_grad():
-            q = model(u).softmax(dim=-1)
         x, p = functional.mixup(batch.x, batch.y, batch.x.flip(0), batch.y.flip(0), draws["lam_x"], self.keep_order)
-        u, targets = functional.mixup(u, q, u.flip(0), q.flip(0), draws["lam_u"], self.keep_order)
-        logits_x, logits_u = several(model, [x, u], stats="update")
+        mixed = functional.mix(u, u.flip(0), draws["lam_u"], self.keep_order)
+        (guess,), (logits_x, logits_u) = both(model, [u], [x, mixed])
+        q = guess.softmax(dim=-1)
+        targets = functional.mix(q, q.flip(0), draws["lam_u"], self.keep_order)
         loss_x = functional.labeled_loss(logits_x, p)
         loss_u = functional.labeled_loss(logits_u, targets)
         loss = loss_x + loss_u

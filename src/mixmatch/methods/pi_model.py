@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from mixmatch import functional
 from mixmatch.draws import Draws
-from mixmatch.methods.base import Batch, Metrics, Predictor, Progress, several
+from mixmatch.methods.base import Batch, Metrics, Predictor, Progress, both
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,8 @@ class PiModel:
     def loss(
         self, model: Predictor, batch: Batch, draws: Mapping[str, Tensor], progress: Progress
     ) -> tuple[Tensor, Metrics]:
-        logits_x, logits_u = several(model, [batch.x, batch.u[1]], stats="update")
-        with torch.no_grad():
-            target = model(batch.u[0]).softmax(dim=-1)
+        (fixed,), (logits_x, logits_u) = both(model, [batch.u[0]], [batch.x, batch.u[1]])
+        target = fixed.softmax(dim=-1)
         loss_x = functional.labeled_loss(logits_x, batch.y)
         loss_u = functional.unlabeled_loss(logits_u, target)
         weight = self.consistency_weight * functional.linear_ramp(progress.step, self.warmup * progress.total)

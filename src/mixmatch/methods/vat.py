@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mixmatch import functional
 from mixmatch.draws import Draws
-from mixmatch.methods.base import Batch, Metrics, Predictor, Progress
+from mixmatch.methods.base import Batch, Metrics, Predictor, Progress, several
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class VAT:
     def loss(
         self, model: Predictor, batch: Batch, draws: Mapping[str, Tensor], progress: Progress
     ) -> tuple[Tensor, Metrics]:
-        loss_x = functional.labeled_loss(model(batch.x, stats="update"), batch.y)
         u = batch.u[0]
-        clean = model(u)
+        logits_x, clean = several(model, [batch.x, u], stats="update")
+        loss_x = functional.labeled_loss(logits_x, batch.y)
         perturbed = model(u + self.perturbation(model, u, draws["noise"]))
         if self.divergence == "official":
             loss_vat = functional.kl_divergence(perturbed, clean.detach())

@@ -195,23 +195,39 @@ def forward(
     quiet: Sequence[Tensor],
     learned: Sequence[Tensor],
     update: bool,
+    quiet_tensors: Mapping[str, Tensor] | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Logits of batches of images (N, C, H, W), each normalized by itself: those of the quiet ones, without gradient,
-    and of the others. Batches of a kind are of one size. `update` lets the first of the latter move the running
-    statistics."""
+    """Logits of batches of images (N, C, H, W), each normalized by itself: those of the quiet ones, without gradient
+    and if wanted with weights of their own, and of the others. Batches of a kind are of one size. `update` lets the
+    first of the latter move the running statistics."""
     weights = [tensors[name] for name in names(shape)]
+    others = [quiet_tensors[name] for name in names(shape)] if quiet and quiet_tensors is not None else []
+    kernels = packed(weights)
     save = torch.is_grad_enabled() and any(w.requires_grad for w in weights)
     images = _images(learned)
     quiet_images = _images(quiet) if quiet else images.new_empty(0, *images.shape[1:])
     sizes = [len(quiet[0]) if quiet else 1, len(learned[0])]
-    guessed, pooled, sums, *_ = _features(quiet_images, images, packed(weights), weights, sizes, shape.encoded(), save)
+    guessed, pooled, sums, *_ = _features(
+        quiet_images,
+        images,
+        packed(others) if others else kernels,
+        kernels,
+        [*weights, *others],
+        sizes,
+        shape.encoded(),
+        save,
+    )
     if update:
         _update_running(network, shape, tensors, sums[0].detach(), sizes[1])
-    head = (tensors["head.weight"].to(NUMBERS), tensors["head.bias"].to(NUMBERS))
     with torch.no_grad():
-        guesses = nn.functional.linear(guessed.to(NUMBERS), *head).float()
-    logits = nn.functional.linear(pooled.to(NUMBERS), *head).float()
+        guesses = _head(tensors if quiet_tensors is None else quiet_tensors, guessed)
+    logits = _head(tensors, pooled)
     return list(torch.split(guesses, sizes[0])) if quiet else [], list(torch.split(logits, sizes[1]))
+
+
+def _head(tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:
+    weight, bias = (tensors[f"head.{kind}"].to(NUMBERS) for kind in ("weight", "bias"))
+    return nn.functional.linear(features.to(NUMBERS), weight, bias).float()
 
 
 def _images(batches: Sequence[Tensor]) -> Tensor:
@@ -269,25 +285,44 @@ def _update_running(network: nn.Module, shape: Shape, tensors: Mapping[str, Tens
 
 @torch.library.custom_op("mixmatch::wide_resnet_features", mutates_args=())
 def _features(
-    quiet: Tensor, x: Tensor, kernels: Tensor, weights: list[Tensor], sizes: list[int], shape: list[int], save: bool
+    quiet: Tensor,
+    x: Tensor,
+    quiet_kernels: Tensor,
+    kernels: Tensor,
+    weights: list[Tensor],
+    sizes: list[int],
+    shape: list[int],
+    save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Pooled features (N, C) of quiet images, in batches of one size, and of the others, in batches of another; the
-    latter's sums for batch norm, and if `save`, what their backward pass needs."""
-    learned = _Pass(Shape.decoded(tuple(shape)), kernels, weights, x, sizes[1])
+    latter's sums for batch norm, and if `save`, what their backward pass needs. If there are twice as many weights as
+    the network has, the second half is for the quiet images."""
+    net = Shape.decoded(tuple(shape))
+    count = len(names(net))
+    learned = _Pass(net, kernels, weights[:count], x, sizes[1])
     learned.gather(backward=False)
-    guessed, pooled = (
-        x.new_empty(n, learned.shape.blocks[-1].channels, dtype=torch.float32) for n in (len(quiet), len(x))
-    )
+    guessing = learned.of(quiet, sizes[0])
+    if len(weights) > count:
+        guessing = _Pass(net, quiet_kernels, weights[count:], quiet, sizes[0])
+        guessing.gather(backward=False)
+    guessed, pooled = (x.new_empty(n, net.blocks[-1].channels, dtype=torch.float32) for n in (len(quiet), len(x)))
     with _Aside(x.device, urgent=True) as aside:
         if len(quiet):
-            aside.run(learned.of(quiet, sizes[0]).forward, guessed, False)
+            aside.run(guessing.forward, guessed, False)
         sums, saved = learned.forward(pooled, save)
     return guessed, pooled, sums, saved
 
 
 @_features.register_fake
 def _(
-    quiet: Tensor, x: Tensor, kernels: Tensor, weights: list[Tensor], sizes: list[int], shape: list[int], save: bool
+    quiet: Tensor,
+    x: Tensor,
+    quiet_kernels: Tensor,
+    kernels: Tensor,
+    weights: list[Tensor],
+    sizes: list[int],
+    shape: list[int],
+    save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     net = Shape.decoded(tuple(shape))
     images = len(x)
@@ -332,10 +367,11 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, list[Tensor]]) -> None:
-    _, x, kernels, weights, sizes, shape, _ = inputs
+    _, x, _, kernels, weights, sizes, shape, _ = inputs
     guessed, _, sums, saved = output
-    ctx.size, ctx.shape, ctx.count = sizes[1], shape, len(weights)
-    ctx.save_for_backward(x, sums, kernels, *weights, *saved)
+    count = len(names(Shape.decoded(tuple(shape))))
+    ctx.size, ctx.shape, ctx.count, ctx.others = sizes[1], shape, count, len(weights) - count
+    ctx.save_for_backward(x, sums, kernels, *weights[:count], *saved)
     ctx.mark_non_differentiable(guessed, sums, *saved)
     ctx.set_materialize_grads(False)
 
@@ -356,7 +392,7 @@ def _backward(ctx: Any, _guessed: Any, g: Tensor, *_: Any) -> tuple[Any, ...]:
         else:
             part = parts[i // 2 - convolution]
             gradients += [part[0], part[1]]
-    return None, None, None, gradients, None, None, None
+    return None, None, None, None, gradients + [None] * ctx.others, None, None, None
 
 
 _features.register_autograd(_backward, setup_context=_setup_context)

@@ -50,7 +50,7 @@ class Passes:
         """Logits (N, L) in float32 for images (N, C, H, W). `full_precision` rules out bf16 for this pass."""
         lower = self.precision == "bf16" and not full_precision
         if lower and stats != "running" and self._can_fuse([x]):
-            return self._fused([], [x], weights, stats)[1][0]
+            return self._fused([x], weights, stats)[1][0]
         with self._statistics(stats), torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=lower):
             if weights == "ema":
                 with torch.no_grad():
@@ -64,7 +64,7 @@ class Passes:
     def several(self, batches: Sequence[Tensor], weights: Weights = "live", stats: Stats = "batch") -> list[Tensor]:
         """A pass over each batch with its own statistics; `stats` is for the first, "batch" for the others."""
         if stats != "running" and self._can_fuse(batches):
-            return self._fused([], batches, weights, stats)[1]
+            return self._fused(batches, weights, stats)[1]
         return [self(x, weights, stats if i == 0 else "batch") for i, x in enumerate(batches)]
 
     def both(
@@ -72,8 +72,8 @@ class Passes:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Passes over batches that only targets come from, with these weights and without gradient, and over batches
         that are learned from, the first of which updates the running statistics."""
-        if weights == "live" and self._can_fuse(targets, learned):
-            return self._fused(targets, learned, weights, "update")
+        if self._can_fuse(targets, learned):
+            return self._fused(learned, "live", "update", targets, weights)
         with torch.no_grad():
             guesses = self.several(targets, weights)
         return guesses, self.several(learned, stats="update")
@@ -86,15 +86,21 @@ class Passes:
         return alike and all(fused.fits(self.shape, [len(x) for x in batches]) for batches in kinds)
 
     def _fused(
-        self, quiet: Sequence[Tensor], learned: Sequence[Tensor], weights: Weights, stats: Stats
+        self,
+        learned: Sequence[Tensor],
+        weights: Weights,
+        stats: Stats,
+        quiet: Sequence[Tensor] = (),
+        quiet_weights: Weights = "live",
     ) -> tuple[list[Tensor], list[Tensor]]:
         assert self.shape is not None
-        tensors = self.tensors
-        if tensors is None:
-            tensors = {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
-        tensors = {**tensors, **self.ema} if weights == "ema" else tensors
+        live = self.tensors
+        if live is None:
+            live = {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
+        averaged = {**live, **self.ema}
+        tensors, quiet_tensors = averaged if weights == "ema" else live, averaged if quiet_weights == "ema" else None
         with torch.no_grad() if weights == "ema" else nullcontext():
-            return fused.forward(self.network, self.shape, tensors, quiet, learned, stats == "update")
+            return fused.forward(self.network, self.shape, tensors, quiet, learned, stats == "update", quiet_tensors)
 
     @contextmanager
     def _statistics(self, stats: Stats) -> Iterator[None]:
