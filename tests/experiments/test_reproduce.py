@@ -67,6 +67,14 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Said]:
 # ---------------------------------------------------------------- running
 
 
+def test_progress_tells_rows_apart_that_differ_in_a_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = plan(SMALL, steps=2)
+    assert run_all(runs, tmp_path / "runs", tmp_path / "results", Said(), device="cpu") == []
+    lines = capsys.readouterr().err.splitlines()
+    for number, method in enumerate(("supervised", "supervised", "mixmatch"), 1):
+        assert f"digits {method} {number}/3: 2 steps" in lines
+
+
 def test_every_run_is_trained_and_recorded(done: tuple[Path, Said]) -> None:
     folder, said = done
     assert said == [

@@ -77,7 +77,7 @@ def test_bars_stay_until_the_last_run_ends_and_can_begin_again() -> None:
     assert "digits mixmatch seed 1" in text
     assert "digits mixmatch seed 2" in text
     assert "error 12.35 %  loss 0.5" in text or "error 12.34 %  loss 0.5" in text
-    assert "[compiled] in 3 s" in text  # not taken for markup
+    assert "digits mixmatch seed 1: [compiled] in 3 s" in text  # not taken for markup
     third = Terminal(bars, " seed 3")
     third.start("digits mixmatch", 10, 100)
     assert bars.live.is_started

@@ -20,6 +20,7 @@ from mixmatch.experiments import records as records_
 from mixmatch.experiments.tables import TABLES, Row, Table, full_steps
 from mixmatch.methods import METHODS
 from mixmatch.settings import Labels, Settings, resolve
+from mixmatch.training import progress
 from mixmatch.training.engine import Trainer
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record, RunFolder
@@ -108,9 +109,10 @@ def run_all(
 ) -> list[tuple[Planned, str]]:
     """Train what is not finished. A run that fails does not stop the rest; returns those with the reason."""
     records = records_.load_all(records_folder, warn=lambda message: None)
+    numbers = {run.name: f"{number}/{len(runs)}" for number, run in enumerate(runs, 1)}
     heads = {
-        run.name: f"[{number}/{len(runs)}] {run.row.name}, {_count(run.settings.labels)}, seed {run.settings.seed}"
-        for number, run in enumerate(runs, 1)
+        run.name: f"[{numbers[run.name]}] {run.row.name}, {_count(run.settings.labels)}, seed {run.settings.seed}"
+        for run in runs
     }
     todo: dict[str, Planned] = {}
     for run in runs:
@@ -130,12 +132,14 @@ def run_all(
         else:
             records_.save(outcome, records_folder)
 
-    jobs = [_job(run, runs_folder, reporter() if reporter else None, **options) for run in waiting]
+    # Rows may differ in what a bar does not show, such as K: their number tells them apart.
+    shown = {run.name: reporter() if reporter else progress.on_stderr(f" {numbers[run.name]}") for run in waiting}
+    jobs = [_job(run, runs_folder, shown[run.name], **options) for run in waiting]
     api.train_together(jobs, started=lambda number: say(heads[waiting[number].name]), ended=ended)
     return failed
 
 
-def _job(run: Planned, runs_folder: Path, reporter: Reporter | None, **options: Any) -> dict[str, Any]:
+def _job(run: Planned, runs_folder: Path, reporter: Reporter, **options: Any) -> dict[str, Any]:
     values = run.settings.to_dict()
     data, of_method = values.pop("data"), values.pop("method_settings")
     values["part"] = values.pop("data_options")

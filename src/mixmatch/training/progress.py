@@ -64,12 +64,12 @@ class Terminal:
 
     def __init__(self, bars: Bars, beside: str = "") -> None:
         self._bar, self._beside = bars, beside
-        self._error = self._values = ""
+        self._title = self._error = self._values = ""
         self._pace = Pace(0, 0)
 
     def start(self, title: str, step: int, total: int) -> None:
-        self._pace = Pace(step, total)
-        self._task = self._bar.add_task(title + self._beside, completed=step, total=total, values="", speed="", left="")
+        self._pace, self._title = Pace(step, total), title + self._beside
+        self._task = self._bar.add_task(self._title, completed=step, total=total, values="", speed="", left="")
         self._bar.begin()
 
     def steps(self, step: int, values: Mapping[str, float]) -> None:
@@ -88,6 +88,7 @@ class Terminal:
         self._bar.update(self._task, values=self._error + self._values)
 
     def note(self, text: str) -> None:
+        text = f"{self._title}: {text}" if self._beside else text
         self._bar.console.print(text, highlight=False, markup=False)
 
     def close(self) -> None:
