@@ -92,7 +92,8 @@ def train(
         judge by.
 
     Raises:
-        MixMatchError: for anything the caller can put right.
+        MixMatchError: for anything the caller can put right; too little memory on the device is also a
+            `torch.OutOfMemoryError`.
         Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
     """
     given = {name: value for name, value in locals().items() if name != "settings"}
@@ -234,10 +235,10 @@ def _memory_of(device: torch.device, run: RunFolder) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         more = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
         wanted = f" (it wanted {more[1]} more)" if more else ""
-        again = f"go on with --resume (what was saved is in {run.path})" if run.exists() else "try again"
+        again = f"go on (what was saved is in {run.path})" if run.exists() else "try again"
         raise OutOfMemory(
-            f"{device} has too little memory for this run{wanted}: make room and {again}, or begin anew with a smaller "
-            "--batch-size or --network"
+            f"{device} has too little memory for this run{wanted}: make room and {again}, or begin anew with smaller "
+            "batches or a smaller network"
         ) from error
 
 

@@ -150,7 +150,19 @@ def test_only_what_cannot_be_recorded_goes_on_without(error: Exception, monkeypa
             recording = False
             raise RuntimeError("operation failed due to a previous error during capture")
 
+    class Left:
+        """As a stream that waits for another in a recording that cannot go on."""
+
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *given: object) -> None:
+            raise RuntimeError("operation not permitted")
+
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    ended: list[Any] = []
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, lambda *given, name=name: ended.append((name, *given)), raising=False)
     monkeypatch.setattr(torch.cuda, "graph", Unfinished)
     trainer, said = trainer_for(False, True, method="supervised"), list[str]()
     trainer.optimizer = build_optimizer(trainer.model.network, trainer.settings, trainer.rate)
@@ -159,7 +171,8 @@ def test_only_what_cannot_be_recorded_goes_on_without(error: Exception, monkeypa
 
     def step(*args: Any) -> None:
         if recording:
-            raise error
+            with Left():
+                raise error
         take_step(*args)
 
     monkeypatch.setattr(trainer, "take_step", step)
@@ -168,6 +181,7 @@ def test_only_what_cannot_be_recorded_goes_on_without(error: Exception, monkeypa
         with pytest.raises(torch.OutOfMemoryError, match="too little"):
             trainer.advance(8)
         assert said == []
+        assert ended == [("_cuda_endAllocateToPool", 0, (0, 1)), ("_cuda_releasePool", 0, (0, 1))]
         return
     trainer.advance(8)
     assert "the step cannot be recorded (RuntimeError: operation failed" in said[0]

@@ -140,11 +140,21 @@ def test_too_little_memory_for_a_run_alone_is_one_line(
             if step >= steps and not enough:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB.\nlines and lines")
 
-    message = r"^cpu has too little memory for this run \(it wanted 64.00 MiB more\): make room and go on with --resume"
+    message = r"^cpu has too little memory for this run \(it wanted 64.00 MiB more\): make room and go on \(what was"
+    trainers: list[weakref.ref[engine.Trainer]] = []
+    advance = engine.Trainer.advance
+
+    def noted(trainer: engine.Trainer, *args: Any) -> None:
+        trainers.append(weakref.ref(trainer))
+        advance(trainer, *args)
+
+    monkeypatch.setattr(engine.Trainer, "advance", noted)
     with pytest.raises(MixMatchError, match=message) as told:
         mixmatch.train(**job(tmp_path / "run", 1, reporter=Full(), checkpoint_every=32))
     assert "\n" not in str(told.value)
     assert str(tmp_path / "run") in str(told.value)
+    assert isinstance(told.value, torch.OutOfMemoryError)  # as who calls PyTorch may expect
+    assert trainers[0]() is None  # whoever tries again, with smaller batches, has its memory
     enough = True
     resumed = mixmatch.train(**job(tmp_path / "run", 1, reporter=Full(), resume=True))
     assert resumed["curve"] == mixmatch.train(**job(tmp_path / "whole", 1))["curve"]

@@ -334,15 +334,19 @@ class Trainer:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
 
 
-_idle: dict[torch.device, list[torch.cuda.Stream]] = {}
-"""Streams whose owners are gone. Libraries keep memory for every stream they have seen, so these are used again."""
+_idle: dict[int, list[torch.cuda.Stream]] = {}
+"""Streams of each GPU whose owners are gone. Libraries keep memory for every stream they have seen, so these are used
+again."""
 
 
 def stream_for(owner: object, device: torch.device) -> torch.cuda.Stream:
-    """A stream that nothing else uses as long as its owner lives."""
-    idle = _idle.setdefault(device, [])
-    # Its work goes before what may run beside it: see `mixmatch.networks.fused`.
-    stream = idle.pop() if idle else torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+    """A stream that no other owner gets as long as this one lives, up to the 32 that PyTorch has."""
+    idle = _idle.setdefault(device.index or 0, [])
+    try:
+        stream = idle.pop()
+    except IndexError:
+        # Its work goes before what may run beside it: see `mixmatch.networks.fused`.
+        stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
     weakref.finalize(owner, idle.append, stream)
     return stream
 

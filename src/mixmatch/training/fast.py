@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from mixmatch.data.augment import Augmentation
 from mixmatch.data.cache import cache_folder
 from mixmatch.data.files import data_folder
+from mixmatch.errors import chain
 from mixmatch.methods.base import Batch, Method, Metrics, Predictor, Progress
 from mixmatch.networks import fused
 from mixmatch.settings import Precision
@@ -203,15 +204,17 @@ class Recorded:
     def _record(self) -> None:
         trainer = self._trainer
         trainer.optimizer.zero_grad(set_to_none=True)  # the recording makes its own
-        graph = torch.cuda.CUDAGraph()
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         try:
-            with torch.cuda.graph(graph, stream=trainer.stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool, stream=trainer.stream, capture_error_mode="thread_local"):
                 self._body()
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # a network that looks at its values cannot be recorded
-            if isinstance(error.__context__, torch.OutOfMemoryError):  # which left the recording unfinished
-                raise error.__context__ from None
+            _end_pool(pool, trainer.device)
+            for behind in chain(error):  # an error on leaving an unfinished recording hides why it is unfinished
+                if isinstance(behind, torch.OutOfMemoryError):
+                    raise behind from None
             trainer.note(f"the step cannot be recorded ({reason(error)}): training goes on without, more slowly")
         else:
             self._graph = graph
@@ -230,6 +233,13 @@ class Recorded:
             draws["method/noise"] = self._noise
         trainer.take_step(x, u, draws)
         self._cursor += 1
+
+
+def _end_pool(pool: Any, device: torch.device) -> None:
+    """PyTorch (2.11) takes a recording that could not be ended for one under way, and frees no memory any more."""
+    with contextlib.suppress(RuntimeError, AttributeError):
+        torch._C._cuda_endAllocateToPool(device.index or 0, pool)  # an error if it was ended
+        torch._C._cuda_releasePool(device.index or 0, pool)
 
 
 def _into(place: Tensor | None, value: Tensor | None) -> Tensor | None:

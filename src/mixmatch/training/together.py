@@ -6,6 +6,7 @@ run's kernels leave a part of the GPU idle, another's fill it.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import traceback
 from collections import deque
@@ -14,7 +15,7 @@ from collections.abc import Callable, Generator
 import torch
 from torch import nn
 
-from mixmatch.errors import OutOfMemory
+from mixmatch.errors import OutOfMemory, chain
 from mixmatch.training.engine import Interrupted, Stop
 from mixmatch.training.run import Record
 
@@ -54,7 +55,8 @@ class Turns:
             else:
                 outcomes[number] = outcome
                 ended(number, outcome)
-            if active or waiting:
+            more, failed = bool(active or waiting), isinstance(outcome, Exception)
+            if more or isinstance(outcome, OutOfMemory) or (self._gpu is not None and not failed):
                 self._free(outcome)
 
         try:
@@ -95,13 +97,12 @@ class Turns:
 
     def _free(self, outcome: Outcome) -> None:
         """Give the memory of a run that ended back; an error holds on to it by its traceback."""
-        error: BaseException | None = outcome if isinstance(outcome, Exception) else None
-        while error is not None:
+        for error in chain(outcome if isinstance(outcome, Exception) else None):
             traceback.clear_frames(error.__traceback__)
-            error = error.__cause__ or error.__context__
         gc.collect()
         if self._gpu is not None:
-            torch.cuda.empty_cache()
+            with contextlib.suppress(RuntimeError):  # not worth the other runs
+                torch.cuda.empty_cache()
 
 
 def draws_itself(network: nn.Module) -> bool:
