@@ -215,7 +215,7 @@ def _training(job: Mapping[str, Any], stop: engine.Stop, beside: bool) -> Genera
     if beside and speed["record"] and draws_itself(module):
         speed["record"] = False
         shown.note("a network with randomness of its own is not recorded beside other runs: it trains more slowly")
-    with _memory_of(where, run), contextlib.ExitStack() as held:
+    with _memory_shortage_told(where, run), contextlib.ExitStack() as held:
         trainer = engine.Trainer(wanted, source, split, module, where, **speed)
         held.enter_context(run.lock())  # makes the folder, so everything that may be refused is refused above
         saved = _begin_or_go_on(run, wanted, source, trainer, checkpoint, compile)
@@ -228,8 +228,8 @@ def _training(job: Mapping[str, Any], stop: engine.Stop, beside: bool) -> Genera
 
 
 @contextlib.contextmanager
-def _memory_of(device: torch.device, run: RunFolder) -> Iterator[None]:
-    """Say in one line if there is too little of it."""
+def _memory_shortage_told(device: torch.device, run: RunFolder) -> Iterator[None]:
+    """One line that says what to do, in the place of PyTorch's page."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -55,8 +55,9 @@ class Turns:
             else:
                 outcomes[number] = outcome
                 ended(number, outcome)
-            more, failed = bool(active or waiting), isinstance(outcome, Exception)
-            if more or isinstance(outcome, OutOfMemory) or (self._gpu is not None and not failed):
+            # The frames of an error that nothing waits behind are left to a debugger, unless they hold what was short.
+            ended_well = not isinstance(outcome, Exception)
+            if active or waiting or isinstance(outcome, OutOfMemory) or (ended_well and self._gpu is not None):
                 self._free(outcome)
 
         try:
