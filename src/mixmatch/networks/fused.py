@@ -837,4 +837,4 @@ def gradient_tiles(
 
 def point_rows(rows: int, channels: int) -> int:
     """Rows of a tile for what is done to each value by itself."""
-    return min(4096 // channels, rows & -rows)
+    return min(8192 // channels, rows & -rows)
