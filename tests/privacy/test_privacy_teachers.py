@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import mixmatch
 from mixmatch.data import load
@@ -198,3 +199,81 @@ def test_progress_counts_teachers(monkeypatch):
     assert train_all([{"a": 1}, {"a": 2}], said.append) == [{"a": 1}, {"a": 2}]
     assert said[0] == "teacher 1 of 2"
     assert said[1].startswith("teacher 2 of 2, 0:0")
+
+
+# ---------------------------------------------------------------- own data: no image decides about another
+
+
+def private_folder(path, color=()):
+    """Six gray images of two classes, and two public ones; those in `color` are not gray."""
+    rng = np.random.default_rng(0)
+    for place, count in (("a", 3), ("b", 3), ("test/a", 1), ("test/b", 1)):
+        (path / place).mkdir(parents=True)
+        for number in range(count):
+            pixels = rng.integers(0, 256, (40, 40), np.uint8)
+            image = Image.fromarray(
+                pixels if f"{place}/{number}" not in color else np.stack([pixels, pixels, 255 - pixels], 2)
+            )
+            image.save(path / place / f"{number}.png")
+    return path
+
+
+def shard_of(folder, out, number):
+    given = RunFolder(out / "teachers" / f"{number:03d}").config()["settings"]
+    return open_shard(from_dict(given), None, strict=False)[0].train.images
+
+
+def test_an_image_of_another_shard_changes_nothing(tmp_path):
+    """One private image in color, or larger: all others are read as before, and so are their teachers."""
+    plain = private_folder(tmp_path / "plain")
+    first = train_teachers(str(plain), 3, tmp_path / "one", contiguous=True, **TINY)
+    other = private_folder(tmp_path / "other", color=("b/2",))
+    Image.open(other / "b" / "2.png").resize((300, 300)).save(other / "b" / "2.png")
+    train_teachers(str(other), 3, tmp_path / "two", contiguous=True, **TINY)
+    for number in range(2):
+        a, b = (shard_of(folder, out, number) for folder, out in ((plain, tmp_path / "one"), (other, tmp_path / "two")))
+        assert a.shape[1:] == (32, 32, 3)
+        np.testing.assert_array_equal(a, b)
+        models = [
+            out / "teachers" / f"{number:03d}" / "model.safetensors" for out in (tmp_path / "one", tmp_path / "two")
+        ]
+        assert models[0].read_bytes() == models[1].read_bytes()
+    assert not np.array_equal(shard_of(plain, tmp_path / "one", 2), shard_of(other, tmp_path / "two", 2))
+    assert first.votes.counts.sum(axis=1).tolist() == [3, 3]
+
+
+def test_the_size_of_a_private_folder(tmp_path):
+    folder = private_folder(tmp_path / "folder")
+    train_teachers(str(folder), 2, tmp_path / "a", image_size=48, **TINY)
+    assert shard_of(folder, tmp_path / "a", 0).shape[1:] == (48, 48, 3)
+    np.save(tmp_path / "public.npy", np.zeros((3, 40, 40, 1), np.uint8))
+    train_teachers(str(folder), 2, tmp_path / "b", queries=str(tmp_path / "public.npy"), **TINY)
+    assert shard_of(folder, tmp_path / "b", 0).shape[1:] == (40, 40, 1)
+    with pytest.raises(MixMatchError, match="--image-size is for a folder of your own images, not for 'digits'"):
+        train_teachers("digits", 2, tmp_path / "c", image_size=48, **TINY)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (np.arange(24.0).reshape(12, 2), "holds features, which are standardized by all rows together"),
+        (
+            np.arange(12 * 64.0).reshape(12, 8, 8) / 1000,
+            "are not uint8: what values mean is found out from all of them",
+        ),
+    ],
+)
+def test_what_would_reach_every_teacher_is_refused(tmp_path, x, message):
+    np.savez(tmp_path / "private.npz", x=x, y=np.arange(12) % 2, x_test=x[:4], y_test=np.arange(4) % 2)
+    with pytest.raises(MixMatchError, match=message):
+        train_teachers(str(tmp_path / "private.npz"), 2, tmp_path / "out", **TINY)
+    assert not (tmp_path / "out").exists()
+
+
+def test_teachers_that_learned_more_vote_again(tmp_path):
+    given = {**TINY, "eval_every": 100, "ema_decay": 0.5}
+    first = train_teachers("digits", 2, tmp_path / "out", **given)
+    further = train_teachers("digits", 2, tmp_path / "out", resume=True, **{**given, "steps": 40})
+    fresh = train_teachers("digits", 2, tmp_path / "fresh", **{**given, "steps": 40})
+    np.testing.assert_array_equal(further.votes.counts, fresh.votes.counts)
+    assert not np.array_equal(further.votes.counts, first.votes.counts)

@@ -44,6 +44,10 @@ def teachers(
             help="How many images of its shard a teacher knows the label of; the others are its unlabeled ones.",
         ),
     ] = "all",
+    image_size: Annotated[
+        int | None,
+        typer.Option(help="A private folder: pixels to resize to (default: as the public images, or 32)."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Decides the shards; teacher k trains with seed + k.")] = 1,
     contiguous: Annotated[
         bool, typer.Option("--contiguous", help="Cut shards in file order, as PATE 2017 and 2018; no permutation.")
@@ -80,6 +84,7 @@ def teachers(
         labels=parse_labels(labels) or "all",
         method=method,
         steps=steps,
+        image_size=image_size,
         resume=resume,
         data_dir=data_dir,
         strict=strict,

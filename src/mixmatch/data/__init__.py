@@ -124,14 +124,14 @@ def read_own(path: Path, *, progress: Callable[[int, int], None] | None = None, 
 
     Args:
         progress: called with the number of images read, and of all.
-        **options: how to read it; None is as if not given. `labels_file` and `image_size` for a folder, `labels_file`
-            for an array, `label_column`, `part_column` and `ignore` for a table.
+        **options: how to read it; None is as if not given. `labels_file`, `image_size` and `channels` for a folder,
+            `labels_file` for an array, `label_column`, `part_column` and `ignore` for a table.
     """
     options = {name: value for name, value in options.items() if value is not None}
     if path.is_dir():
         from mixmatch.data.folder import read_folder
 
-        _only(options, path, "folder of images", "labels_file", "image_size")
+        _only(options, path, "folder of images", "labels_file", "image_size", "channels")
         return read_folder(path, **options, progress=progress)
     if not path.exists():
         raise MixMatchError(f"there is no file or folder {path}")

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mixmatch import api, networks
+from mixmatch.data import holds_features, read_own
 from mixmatch.data import load as load_data
-from mixmatch.data import read_own
 from mixmatch.data.files import data_folder
 from mixmatch.data.source import UNKNOWN, Rows, Source
 from mixmatch.data.split import Indices, Split
@@ -33,11 +33,13 @@ from mixmatch.privacy.votes import Votes, from_labels
 from mixmatch.settings import Settings, resolve
 from mixmatch.training.checkpoint import replace_durably
 from mixmatch.training.progress import Reporter, duration
-from mixmatch.training.run import Record
+from mixmatch.training.run import Record, RunFolder
 
 FORMAT = 1
 STEPS = 3000
 """A teacher's steps, as in PATE 2017."""
+IMAGE_SIZE = 32
+"""Pixels on a side of private images in a folder, unless the public ones are of another size."""
 
 PRIVATE = """\
 The models in this folder were trained on private data and tell of it. Do not publish them, nor votes.npz beside this
@@ -81,11 +83,34 @@ def labelable(source: Source) -> Indices:
 
 @lru_cache(maxsize=1)
 def _private(data: str, folder: Path, strict: bool, options: str) -> Source:
-    """The data set whose training images are private. Read once for all teachers."""
+    """The data set whose training images are private. Read once for all teachers.
+
+    What becomes of an image may not depend on another one: that would reach every teacher, and no epsilon would hold.
+    """
     if not api.is_own(data):
         return load_data(data, folder, strict=strict)
+    if holds_features(Path(data)):
+        raise MixMatchError(
+            f"{data} holds features, which are standardized by all rows together, so that each private row would reach "
+            "every teacher: teachers learn from images only"
+        )
     own = read_own(Path(data), **json.loads(options))
+    if any(finding.kind == "converted" for finding in own.findings):
+        raise MixMatchError(
+            f"the images of {data} are not uint8: what values mean is found out from all of them, so that each private "
+            "image would reach every teacher; save them as uint8"
+        )
     return Source(own.name, own.classes, own.train, own.test)
+
+
+def _reading(data: str, public: Rows | None, image_size: int | None) -> Record:
+    """How to read a private folder: in the size and channels of public images, or in ones that no image decides."""
+    if not (api.is_own(data) and Path(data).is_dir()):
+        if image_size is not None:
+            raise MixMatchError(f"--image-size is for a folder of your own images, not for '{data}'")
+        return {}
+    shape = (IMAGE_SIZE, IMAGE_SIZE, 3) if public is None else public.inputs.shape[1:]
+    return {"image_size": image_size or shape[0], "channels": shape[-1]}
 
 
 def train_all(jobs: Sequence[dict[str, Any]], say: Say = lambda text: None) -> list[Record]:
@@ -126,6 +151,7 @@ def train_teachers(
     labels: int | str = "all",
     method: str = "supervised",
     steps: int = STEPS,
+    image_size: int | None = None,
     resume: bool = False,
     data_dir: Path | None = None,
     strict: bool = False,
@@ -141,12 +167,16 @@ def train_teachers(
         out: gets `shards.json`, `teachers/000` ... (private), `votes.npz` and `votes.json`.
         queries: the public images, "NAME-test", "NAME-train" or a .npy file; by default the test images of `data`.
         labels: how many images of a shard are labeled, its first ones; the others are unlabeled.
+        image_size: of a private folder: pixels to resize to; by default as the public images, or 32. It may not be
+            chosen from the private ones.
         resume: go on with what is in `out`: finished teachers are kept, an interrupted one goes on.
         **settings: of the runs, as for `mixmatch.train`.
     """
-    source = _private(data, data_folder(data_dir), strict, "{}")
+    given_public = None if queries is None else public_images(queries, data_dir, strict=strict)
+    reading = _reading(data, given_public, image_size)
+    source = _private(data, data_folder(data_dir), strict, json.dumps(reading, sort_keys=True))
     shards = cut(labelable(source), teachers, seed, contiguous)
-    public = source.test if queries is None else public_images(queries, data_dir, strict=strict)
+    public = source.test if given_public is None else given_public
     if len(public) == 0:
         raise MixMatchError(f"{data} has no test images to vote on: give the public images with --queries")
     if public.inputs.shape[1:] != source.train.inputs.shape[1:] or public.inputs.dtype != source.train.inputs.dtype:
@@ -168,7 +198,10 @@ def train_teachers(
             "data": data,
             "out": _folder(out, number),
             "resume": resume,
-            "part": {"shard": {"number": number, "teachers": teachers, "seed": seed, "contiguous": contiguous}},
+            "part": {
+                **reading,
+                "shard": {"number": number, "teachers": teachers, "seed": seed, "contiguous": contiguous},
+            },
             "labels": count,
             "valid": 0,
             "method": method,
@@ -299,8 +332,10 @@ def _begin(out: Path, about: Record, shards: Sequence[Indices], resume: bool) ->
 
 
 def _vote(folder: Path, public: Rows, device: str) -> npt.NDArray[np.int64]:
-    """One teacher's classes for the public images; kept in its folder, so that they are asked for only once."""
-    path = folder / f"votes-{inputs_sha256(public)[:16]}.npy"
+    """One teacher's classes for the public images; kept in its folder, so that they are asked for only once, unless it
+    has learned more since."""
+    model_sha256 = hashlib.sha256(RunFolder(folder).model.read_bytes()).hexdigest()
+    path = folder / f"votes-{inputs_sha256(public)[:16]}-{model_sha256[:8]}.npy"
     if path.exists():
         return np.asarray(np.load(path, allow_pickle=False))
     model = api.load(folder, device=device)
