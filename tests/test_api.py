@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +20,8 @@ from torch import Tensor, nn
 
 import mixmatch
 from mixmatch import api
-from mixmatch.data.source import Images, Source
+from mixmatch.data.source import UNKNOWN, Images, Source
+from mixmatch.data.split import make_split
 from mixmatch.errors import MixMatchError
 from mixmatch.settings import resolve
 from mixmatch.training import engine
@@ -226,6 +228,66 @@ def test_going_back_to_a_named_checkpoint(tmp_path: Path, finished: Path) -> Non
 def test_data_that_changed_since_is_refused(stopped: Path) -> None:
     with pytest.raises(MixMatchError, match="the data has changed since"):
         train(stopped, resume=True, data=tiny_source(count=44))
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"classes": ("dog", "cat", "elk")}, "classes cat, dog, elk -> dog, cat, elk"),
+        ({"images": np.s_[:, :, :4]}, r"inputs of shape \(2, 6, 5\) -> \(2, 6, 4\)"),
+        ({"labels": (1, 2)}, "other labels"),
+        ({"labels": (39, UNKNOWN)}, "other labels"),
+    ],
+)
+def test_data_of_the_same_split_that_changed_since(stopped: Path, change: Any, what: str) -> None:
+    source = tiny_source()
+    train_, test = source.train, source.test
+    if "images" in change:
+        train_, test = (Images(part.images[change["images"]], part.labels) for part in (train_, test))
+    if "labels" in change:
+        row, label = change["labels"]
+        train_ = Images(train_.images, np.where(np.arange(len(train_)) == row, label, train_.labels))
+    split = make_split(source, TINY["labels"], seed=1)
+    assert split.hash == RunFolder(stopped).config()["split"]["hash"]  # so this alone would not tell
+    changed = Source("tiny", change.get("classes", CLASSES), train_, test)
+    before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
+    with pytest.raises(MixMatchError, match=f"the data has changed since .* \\({what}\\)"):
+        train(stopped, resume=True, data=changed, split=split)
+    assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
+
+
+def test_the_hash_of_labels_of_an_earlier_version_is_not_missed(stopped: Path) -> None:
+    config = RunFolder(stopped).config()
+    del config["labels_sha256"]
+    RunFolder(stopped).write_config(config)
+    assert train(stopped, resume=True)["steps"] == 11
+
+
+def test_a_checkpoint_of_a_run_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(MixMatchError, match="holds no run, so it has no checkpoint 'step-00000008'"):
+        train(tmp_path / "new", resume=True, checkpoint="step-00000008")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("other", ["began", "finished"])
+def test_another_process_in_the_folder_meanwhile(
+    tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """Between looking into the folder and locking it there is time: data is read."""
+    out = tmp_path / "run"
+    if other == "finished":
+        with pytest.raises(Interrupted):
+            train(out, reporter=StopAt(4))
+    meanwhile = engine.Trainer
+
+    def slowly(*arguments: Any, **options: Any) -> engine.Trainer:
+        shutil.copytree(finished, out, dirs_exist_ok=True)
+        return meanwhile(*arguments, **options)
+
+    monkeypatch.setattr(engine, "Trainer", slowly)
+    with pytest.raises(MixMatchError, match=r"another process has worked in .* meanwhile"):
+        train(out, resume=True)
+    assert (out / "result.json").read_bytes() == (finished / "result.json").read_bytes()
 
 
 def test_a_network_that_changed_since_is_refused(stopped: Path) -> None:
@@ -447,6 +509,19 @@ def test_an_unfinished_run_gives_its_checkpoint(stopped: Path) -> None:
         mixmatch.load(stopped)
     with pytest.raises(MixMatchError, match="does not fit its network"):
         mixmatch.load(stopped, network=Own(width=9))
+
+
+@pytest.mark.parametrize("given", [{"steps": 20}, {"checkpoint": "step-00000004"}])
+def test_a_run_that_goes_on_after_its_end_gives_its_checkpoint(tmp_path: Path, given: dict[str, Any]) -> None:
+    train(tmp_path, steps=8, checkpoint_every=4)
+    with pytest.raises(Interrupted):
+        train(tmp_path, resume=True, reporter=StopAt(5), **{"steps": 8, **given})
+    saved = RunFolder(tmp_path).load_checkpoint()
+    assert saved is not None
+    images = tiny_source().test.images
+    expected = by_hand({**saved.weights, **saved.ema}, images)
+    got = mixmatch.load(tmp_path, network=Own(), device="cpu").predict_proba(images)
+    np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
 def test_a_run_without_a_checkpoint(finished: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import math
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from mixmatch.classifier import Classifier
 from mixmatch.data import SOURCES, holds_features, read_own
 from mixmatch.data import load as load_data
 from mixmatch.data.own import Own
-from mixmatch.data.source import UNKNOWN, Features, Source
+from mixmatch.data.source import UNKNOWN, Features, Source, labels_sha256
 from mixmatch.data.split import Split, make_split
 from mixmatch.data.table import Encoding
 from mixmatch.draws import torch_seed
@@ -181,13 +182,16 @@ def _training(job: Mapping[str, Any], stop: engine.Stop, beside: bool) -> Genera
     reading |= options["part"] or {}
     wanted = replace(wanted, data_options=reading)
     run = RunFolder(Path(options["out"]) if options["out"] is not None else default_folder(wanted))
-    if run.exists():
+    begun, finished = run.exists(), None
+    if begun:
         wanted = _continued(run, name, settings, reading, options["resume"], own)
         finished = run.result()
         if finished is not None and checkpoint is None and finished["steps"] == wanted.steps:
             return finished
         if wanted.network.startswith("custom:") and network is None:
             raise MixMatchError(f"{run.path} is of a network of your own, {wanted.network[7:]}: pass it to train()")
+    elif checkpoint is not None:
+        raise MixMatchError(f"{run.path} holds no run, so it has no checkpoint '{checkpoint}' to go on from")
     elif run.path.is_dir() and any(not entry.name.startswith(".") for entry in run.path.iterdir()):
         raise MixMatchError(
             f"{run.path} holds other files and is not a run folder: choose another folder (--out; out=)"
@@ -218,6 +222,8 @@ def _training(job: Mapping[str, Any], stop: engine.Stop, beside: bool) -> Genera
     with _memory_shortage_told(where, run), contextlib.ExitStack() as held:
         trainer = engine.Trainer(wanted, source, split, module, where, **speed)
         held.enter_context(run.lock())  # makes the folder, so everything that may be refused is refused above
+        if run.exists() and (not begun or (finished is None and run.result() is not None)):
+            raise MixMatchError(f"another process has worked in {run.path} meanwhile: look at it, then start again")
         saved = _begin_or_go_on(run, wanted, source, trainer, checkpoint, compile)
         reporter = progress.Several(shown, progress.TensorBoard(run.path))
         seconds = yield from engine.fitting(trainer, run, reporter, stop, saved, checkpoint_every)
@@ -445,6 +451,7 @@ def _begin_or_go_on(
         "classes": list(source.classes),
         "input_shape": list(source.input_shape),
         "split": split,
+        "labels_sha256": labels_sha256(source),
         "compile": compile,
     }
     if source.encoding is not None:
@@ -452,9 +459,9 @@ def _begin_or_go_on(
     if not run.exists():
         run.write_config(config)
         return None
-    if run.config()["split"]["hash"] != split["hash"]:
+    if (what := _changed(run.config(), config)) is not None:
         raise MixMatchError(
-            f"the data has changed since {run.path} was started (another split): start again in another folder"
+            f"the data has changed since {run.path} was started ({what}): start again in another folder"
         )
     saved = run.load_checkpoint(name)
     if saved is not None and saved.step > settings.steps:
@@ -466,3 +473,30 @@ def _begin_or_go_on(
     if run.config()["settings"]["steps"] != settings.steps:
         run.end_at(settings.steps)
     return saved
+
+
+def _changed(before: Record, now: Record) -> str | None:
+    """What of the data is no longer as a run's configuration has it; None if nothing is. Pixels are not compared:
+    decoders differ from machine to machine."""
+    if before["classes"] != now["classes"]:
+        return f"classes {', '.join(map(str, before['classes']))} -> {', '.join(now['classes'])}"
+    if before["input_shape"] != now["input_shape"]:
+        return f"inputs of shape {tuple(before['input_shape'])} -> {tuple(now['input_shape'])}"
+    if before["split"]["hash"] != now["split"]["hash"]:
+        return "another split"
+    if before.get("labels_sha256", now["labels_sha256"]) != now["labels_sha256"]:
+        return "other labels"
+    if not _alike(before.get("encoding"), now.get("encoding")):
+        return "other features"
+    return None
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether values of JSON are the same, numbers as far as two machines agree on a mean."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(_alike(a[name], b[name]) for name in a)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(_alike, a, b))
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9)
+    return bool(a == b)

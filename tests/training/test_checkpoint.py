@@ -109,6 +109,13 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
         assert_same(load(tmp_path / f"step-{step:08d}"), made(step))
 
 
+def test_steps_of_nine_digits_come_after_those_of_eight(tmp_path: Path) -> None:
+    (tmp_path / "step-of-someone-else").mkdir()
+    for step in (99_999_998, 99_999_999, 100_000_000):
+        save(tmp_path, made(step))
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["step-100000000", "step-99999999"]
+
+
 def test_a_step_saved_again_replaces_it(tmp_path: Path) -> None:
     save(tmp_path, made(1))
     save(tmp_path, made(2))

@@ -59,6 +59,14 @@ def test_a_batch_larger_than_the_data(tmp_path: Path) -> None:
     assert np.isfinite(mixmatch.load(tmp_path / "run", device="cpu").probabilities(source().test.inputs)).all()
 
 
+def test_a_batch_of_one(tmp_path: Path) -> None:
+    """Batch norm cannot normalize a single row; a network without it can learn from one."""
+    with pytest.raises(MixMatchError, match="batch_size=1: the batch norm of mlp needs at least 2 rows"):
+        mixmatch.train(source(), out=tmp_path / "run", **{**FAST, "batch_size": 1})
+    assert not (tmp_path / "run").exists()
+    mixmatch.train(source(), network=nn.Linear(5, 3), out=tmp_path / "run", **{**FAST, "batch_size": 1})
+
+
 def test_a_stopped_run_ends_where_it_would_have_ended(tmp_path: Path) -> None:
     class StopAt(Quiet):
         def steps(self, step: int, values: Any) -> None:

@@ -126,7 +126,8 @@ def test_state_put_back_gives_the_same_further_steps(dtype: torch.dtype) -> None
     saved: dict[str, Tensor] = {
         name: t.detach().clone().contiguous() for name, t in optimizer_state(straight, optimizer).items()
     }
-    assert set(saved) == {f"{m}.{n}" for m in ("exp_avg", "exp_avg_sq") for n, _ in straight.named_parameters()}
+    kept = ("exp_avg", "exp_avg_sq", "step")
+    assert set(saved) == {f"{m}.{n}" for m in kept for n, _ in straight.named_parameters()}
     again = build_optimizer(resumed, settings())
     load_optimizer_state(resumed, again, saved, 3)
     for step in range(3, 6):
@@ -138,6 +139,40 @@ def test_state_put_back_gives_the_same_further_steps(dtype: torch.dtype) -> None
     after = {**optimizer_state(straight, optimizer)}
     for name, value in optimizer_state(resumed, again).items():
         assert torch.equal(value, after[name]), name
+
+
+def test_a_parameter_without_a_gradient_has_taken_fewer_steps() -> None:
+    """Adam's correction for the first steps goes by each parameter's own count."""
+    straight = network()
+    optimizer = build_optimizer(straight, settings())
+    first = next(name for name, _ in straight.named_parameters())
+    for step in range(4):
+        given = gradients(straight, step)
+        give(straight, given)
+        if step != 3:
+            dict(straight.named_parameters())[first].grad = None
+        optimizer.step()
+    state = {name: t.detach().clone() for name, t in optimizer_state(straight, optimizer).items()}
+    counts = {name.removeprefix("step."): float(t) for name, t in state.items() if name.startswith("step.")}
+    assert counts == {name: 1 if name == first else 4 for name, _ in straight.named_parameters()}
+    resumed = copy.deepcopy(straight)
+    again = build_optimizer(resumed, settings())
+    load_optimizer_state(resumed, again, state, 4)
+    for module, its in ((straight, optimizer), (resumed, again)):
+        give(module, gradients(module, 5))
+        its.step()
+    for (name, a), b in zip(straight.named_parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_checkpoints_of_earlier_versions_have_no_counts() -> None:
+    module = network()
+    optimizer = build_optimizer(module, settings())
+    give(module, gradients(module, 0))
+    optimizer.step()
+    state = {name: t for name, t in optimizer_state(module, optimizer).items() if not name.startswith("step.")}
+    load_optimizer_state(module, optimizer, state, 7)
+    assert {float(optimizer.state[p]["step"]) for p in module.parameters()} == {7.0}
 
 
 def test_the_saved_moments_are_adams() -> None:

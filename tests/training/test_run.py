@@ -191,6 +191,23 @@ def test_a_damaged_config_or_result(tmp_path: Path, name: str, content: bytes) -
         getattr(RunFolder(tmp_path), name)()
 
 
+def test_a_config_without_the_hash_of_its_split(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.write_config({"settings": {}, "classes": [], "input_shape": [], "split": {}})
+    with pytest.raises(MixMatchError, match=r"config\.json is damaged: its split has no hash"):
+        run.config()
+
+
+@pytest.mark.parametrize("line", ["3", "null", "[]", '{"error": 3}', '{"step": null}'])
+def test_a_line_of_metrics_that_is_none(tmp_path: Path, line: str) -> None:
+    run = RunFolder(tmp_path)
+    run.append_metrics({"step": 1})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(MixMatchError, match=r"line 2 of .*metrics\.jsonl is damaged"):
+        run.metrics()
+
+
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="the superuser may read everything")
 def test_a_config_that_may_not_be_read(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)

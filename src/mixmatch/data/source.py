@@ -5,6 +5,7 @@ A row is an image or a list of features.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -130,3 +131,11 @@ class Source:
             return self.train.features.shape[1:]
         height, width, channels = self.image_shape
         return channels, height, width
+
+
+def labels_sha256(source: Source) -> str:
+    """A hash of all labels: those to train on and those to test on."""
+    digest = hashlib.sha256()
+    for part in (source.train, source.test):
+        digest.update(np.ascontiguousarray(part.labels, "<i8").tobytes())
+    return digest.hexdigest()

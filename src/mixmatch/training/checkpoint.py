@@ -47,7 +47,12 @@ def name_of(step: int) -> str:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, newest first."""
-    return sorted(folder.glob("step-*"), reverse=True)
+    return sorted(folder.glob("step-*"), key=_step_of, reverse=True)
+
+
+def _step_of(path: Path) -> int:
+    number = path.name.removeprefix("step-")
+    return int(number) if number.isdecimal() else -1  # someone else's folder comes last
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> Path:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixmatch.data.augment import augmentation
 from mixmatch.data.pool import Pool
@@ -68,6 +69,8 @@ class Trainer:
                 f"no unlabeled {source.noun}s are left for method '{settings.method}': label fewer, add unlabeled "
                 "ones, or use --method supervised"
             )
+        if settings.batch_size == 1 and len(source.input_shape) == 1 and any(map(_is_norm, network.modules())):
+            raise MixMatchError(f"batch_size=1: the batch norm of {settings.network} needs at least 2 rows in a batch")
         augment = augmentation(source, pad=settings.pad, flip=settings.flip, noise=settings.noise, mask=settings.mask)
         self.recipe = Recipe(method, augment, len(source.classes), settings.steps)
         network = network.to(device).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
@@ -563,6 +566,10 @@ def fitting(
         with contextlib.suppress(RuntimeError):  # after an error the device may still use what is free from here on
             trainer.wait()
         reporter.close()
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm)
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:

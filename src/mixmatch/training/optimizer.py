@@ -34,21 +34,22 @@ def learning_rate(schedule: Schedule, base: float, step: int, total: int) -> flo
 
 
 def optimizer_state(network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Adam's moments by parameter name."""
+    """Adam's moments by parameter name, and how many steps each has taken: a parameter that had no gradient took
+    none."""
     return {
-        f"{moment}.{name}": optimizer.state[p][moment]
+        f"{what}.{name}": optimizer.state[p][what]
         for name, p in network.named_parameters()
         if p in optimizer.state
-        for moment in ("exp_avg", "exp_avg_sq")
+        for what in ("exp_avg", "exp_avg_sq", "step")
     }
 
 
 def load_optimizer_state(
     network: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Tensor], step: int
 ) -> None:
-    """Put the moments of `optimizer_state` back, after `step` steps."""
+    """Put what `optimizer_state` gave back; after `step` steps, where it does not know how many."""
     for name, p in network.named_parameters():
         if f"exp_avg.{name}" in state:
             moments = {m: torch.zeros_like(p).copy_(state[f"{m}.{name}"]) for m in ("exp_avg", "exp_avg_sq")}
-            count = torch.tensor(float(step), dtype=torch.float32, device=p.device)
+            count = torch.tensor(float(state.get(f"step.{name}", step)), dtype=torch.float32, device=p.device)
             optimizer.state[p] = {"step": count, **moments}

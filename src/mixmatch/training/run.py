@@ -66,12 +66,14 @@ class RunFolder:
         for name, kind in {"settings": dict, "classes": list, "input_shape": list, "split": dict}.items():
             if not isinstance(config.get(name), kind):
                 raise MixMatchError(f"{self.path / 'config.json'} is damaged: it has no {name}")
+        if not isinstance(config["split"].get("hash"), str):
+            raise MixMatchError(f"{self.path / 'config.json'} is damaged: its split has no hash")
         return config
 
     def end_at(self, steps: int) -> None:
         """Let the run have another number of steps. Its result no longer counts, and goes first: without it the run is
         one that was stopped, whichever number of steps a crash leaves it with."""
-        (self.path / "result.json").unlink(missing_ok=True)
+        self._forget_end()
         config = self.config()
         self.write_config({**config, "settings": {**config["settings"], "steps": steps}})
 
@@ -87,14 +89,17 @@ class RunFolder:
     def metrics(self) -> list[Record]:
         """The evaluations so far. A last line cut short by a crash does not count."""
         path = self.path / "metrics.jsonl"
-        records = []
+        records: list[Record] = []
         for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
             if line.endswith(b"\n"):
                 try:
-                    records.append(json.loads(line))
+                    record = json.loads(line)
                 except ValueError:
+                    record = None
+                if not isinstance(record, dict) or not isinstance(record.get("step"), int):
                     number = len(records) + 1
-                    raise MixMatchError(f"line {number} of {path} is damaged: start again in another folder") from None
+                    raise MixMatchError(f"line {number} of {path} is damaged: start again in another folder")
+                records.append(record)
         return records
 
     def append_metrics(self, record: Record) -> None:
@@ -128,16 +133,22 @@ class RunFolder:
         try:
             return checkpoint.load(chosen)
         except Damaged as error:
-            older = next((path.name for path in found if path.name < chosen.name), None)
+            older = next((path.name for path in found[found.index(chosen) + 1 :]), None)
             advice = f"go on from the one before it with --checkpoint {older}" if older else "there is no older one"
             raise MixMatchError(f"the checkpoint {chosen} is damaged: {error}; {advice}") from None
 
     def forget_after(self, step: int) -> None:
         """Remove what came after a checkpoint one goes back to, so that a run stopped again goes on from there."""
-        (self.path / "result.json").unlink(missing_ok=True)
+        self._forget_end()
         for path in checkpoint.list_checkpoints(self.checkpoints):
-            if path.name > checkpoint.name_of(step):
-                shutil.rmtree(path)
+            if path.name == checkpoint.name_of(step):
+                break
+            shutil.rmtree(path)
+
+    def _forget_end(self) -> None:
+        """Remove what a finished run has: until there is another, its newest checkpoint is its model."""
+        (self.path / "result.json").unlink(missing_ok=True)
+        self.model.unlink(missing_ok=True)
 
     def _write(self, name: str, content: Record) -> None:
         checkpoint.replace_durably(self.path / name, json.dumps(content, indent=1).encode())
