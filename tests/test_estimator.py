@@ -124,6 +124,9 @@ def test_bad_data_is_a_value_error(change: Any, says: str) -> None:
         ({"settings": {"lamda_u": 1}}, "did you mean 'lambda_u'"),
         ({"learning_rate": 1e30}, "not finite"),
         ({"device": "abacus"}, "unknown device"),
+        ({"settings": {"labels": 4}}, "not used here: y says"),
+        ({"settings": {"valid": 10}}, "not used here: nothing is held out"),
+        ({"batch_size": 1}, "needs at least 2 rows"),
     ],
 )
 def test_bad_settings_are_a_value_error(given: dict[str, Any], says: str) -> None:
@@ -209,6 +212,10 @@ def test_images() -> None:
     np.testing.assert_array_equal(model.predict_proba(x[:4]), model.predict_proba(x[:4, :, :, None]))
     with pytest.raises(ValueError, match="fitted to images"):
         model.predict(digits.data)
+    with pytest.raises(ValueError, match="the model takes uint8 images of shape"):
+        model.predict(x[:, :7])
+    with pytest.raises(ValueError, match="values from -1 to"):
+        MixMatchClassifier(network="wrn-small", **FAST).fit(x.astype(np.float32) - 1, y)
 
 
 def test_seeds() -> None:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -36,6 +37,23 @@ from mixmatch.training import progress
 from mixmatch.training.engine import CHUNK, NotFinite, Trainer
 
 Array = npt.NDArray[Any]
+NOT_USED = {
+    "labels": "y says which rows have a label",
+    "valid": "nothing is held out",
+    "eval_every": "nothing is evaluated",
+}
+"""Settings of a run that mean nothing here, and why."""
+
+
+@contextlib.contextmanager
+def _as_value_errors() -> Iterator[None]:
+    """What scikit-learn expects of an estimator that is given something wrong."""
+    try:
+        yield
+    except MixMatchError as error:
+        raise ValueError(str(error)) from None
+    except NotFinite as error:
+        raise ValueError(f"the loss was not finite at step {error.step}: try a lower learning_rate") from None
 
 
 class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -46,7 +64,8 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     as its unlabeled ones, and warns of it.
 
     `X` is a matrix of numbers (N, F), NaN where a value is missing, which is standardized by all rows, labeled or not;
-    or images, uint8 (N, H, W, C) or (N, H, W). The same arrays and seed give the same model as `mixmatch train`.
+    or images, uint8 (N, H, W, C) or (N, H, W). The same arrays and seed give the same model as `mixmatch train`, where
+    that holds nothing out: where the data has a test part, or a class with fewer than ten labels.
 
     Args:
         method: one of `mixmatch.methods.METHODS`.
@@ -113,7 +132,8 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             X: (N, F), or images (N, H, W, C) or (N, H, W).
             y: (N,): whole numbers, -1 without a label; or names, None or NaN without one.
         """
-        rows, encoding = self._training_rows(X, y)
+        with _as_value_errors():
+            rows, encoding = self._training_rows(X, y)
         values, labeled = known_labels(y)
         if len(values) != len(rows):
             raise ValueError(f"X has {len(rows)} rows, but y has {len(values)}")
@@ -129,18 +149,15 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         names = tuple(map(str, self.classes_))
         part: Rows = Images(rows, labels) if rows.ndim == 4 else Features(rows, labels)
         source = Source("X", names, part, part.take(np.empty(0, np.int64)), encoding=encoding)
-        try:
+        with _as_value_errors():
             self.model_ = self._train(source, labeled)
-        except MixMatchError as error:
-            raise ValueError(str(error)) from None
-        except NotFinite as error:
-            raise ValueError(f"the loss was not finite at step {error.step}: try a lower learning_rate") from None
         return self
 
     def predict_proba(self, X: Any) -> Array:
         """Probabilities (N, classes), in the order of `classes_`; float32, which is what the network computes in."""
         check_is_fitted(self)
-        return self.model_.probabilities(self._rows(X)).astype(np.float32)
+        with _as_value_errors():
+            return self.model_.probabilities(self._rows(X)).astype(np.float32)
 
     def predict(self, X: Any) -> Array:
         """Classes (N,)."""
@@ -164,6 +181,9 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         given = {name: value for name, value in self.get_params().items() if name not in apart and value is not None}
         if self.network != "auto":
             given["network"] = self.network
+        for name in self.settings or {}:
+            if name in NOT_USED:
+                raise MixMatchError(f"settings={{'{name}': ...}} is not used here: {NOT_USED[name]}")
         whole = isinstance(self.random_state, int | np.integer)
         given["seed"] = int(self.random_state if whole else check_random_state(self.random_state).randint(2**31 - 1))
         numpy_free = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}

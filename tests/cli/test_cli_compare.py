@@ -73,6 +73,7 @@ def test_values_after_one_option(compared: tuple[Path, Any], call: Call) -> None
         ("--seeds", "2", "1", "--methods", "supervised"): [2, 1],
         ("--seeds", "1", "--methods", "supervised", "--seeds", "2"): [1, 2],
         ("--seeds", "1", "1", "--methods", "supervised"): [1],
+        ("--seeds", "1", "--methods", "supervised", "supervised"): [1],
     }.items():
         result = call(*COMPARE, *words, "--out", folder, "--json")
         assert result.code == 0, result.err
@@ -91,3 +92,36 @@ def test_errors(compared: tuple[Path, Any], call: Call) -> None:
     assert result.code == 2
     assert "steps: 6 -> 7" in result.err
     assert call(*COMPARE, "--seeds", "one").code == 2
+
+
+def own(path: Path, labels: int) -> Path:
+    """Rows of two classes, so many of each with a label, and 20 more."""
+    c = np.arange(2 * labels + 20) % 2
+    x = np.random.default_rng(0).normal(size=(len(c), 4)) + 3 * c[:, None]
+    np.savez(path, x=x, y=np.where(np.arange(len(c)) < 2 * labels, c, -1))
+    return path
+
+
+def test_own_data_that_nothing_can_be_judged_by(call: Call, tmp_path: Path) -> None:
+    few, out = own(tmp_path / "few.npz", 9), tmp_path / "out"
+    short = ["--steps", 4, "--batch-size", 8, "--out", out]
+    result = call("compare", few, *short)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"error: {few} cannot be used to compare methods: too few labels to judge: '0' has 9")
+    assert result.err.count("\n") == 1
+    assert not out.exists()
+    assert call("train", few, "--method", "mixmatch", *short[:-1], out / "mixmatch-seed1").code == 0
+    result = call("compare", own(tmp_path / "few.npz", 10), *short)
+    assert (result.code, result.out) == (2, "")
+    assert (
+        result.err
+        == f"error: {out / 'mixmatch-seed1'} had nothing to be judged by: choose another folder (--out; out=)\n"
+    )
+    assert not (out / "supervised-seed1").exists()
+
+
+def test_own_data_in_a_folder_with_a_name_like_markup(call: Call, tmp_path: Path) -> None:
+    out = Path("x[/y]:cat:[red]z")
+    result = call("compare", own(tmp_path / "own.npz", 10), "--steps", 4, "--batch-size", 8, "--out", out)
+    assert result.code == 0, result.err
+    assert result.out.splitlines()[-1] == f"error over steps: {out / 'error.png'}"

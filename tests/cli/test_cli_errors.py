@@ -75,6 +75,7 @@ def half_done(finished: Path, tmp_path: Path) -> Path:
         ("train digits --steps 0", "steps=0 must be a whole number of at least 1"),
         ("train digits --batch-size 0", "batch_size=0 must be a whole number of at least 1"),
         ("train digits --seed -1", "seed=-1 must be"),
+        ("train digits --seed 4294967296", "the seed 4,294,967,296 must be at least 0 and below 4,294,967,296"),
         ("train digits --learning-rate nan", "learning_rate=nan must be a finite number"),
         ("train digits --learning-rate -1", "learning_rate=-1.0 must be a finite number, 0 or more"),
         ("train digits --ema-decay 1.5", "ema_decay=1.5 must be between 0 and 1"),

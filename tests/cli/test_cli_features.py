@@ -254,6 +254,34 @@ def test_a_test_part_and_ignored_columns(call, tmp_path: Path) -> None:
     assert model.encoding.feature_names == ["size"]
 
 
+def test_a_class_without_test_rows_and_names_like_markup(call, tmp_path: Path) -> None:
+    """What a person named is shown as it is: brackets are no styles, and colons no emoji."""
+    names = {"cat": "[/cat]", "dog": "[red]:dog:"}
+    lines = [[*row, "test" if i < 10 else ""] for i, row in enumerate(rows(60, 0, 30))]
+    lines = [[*row[:3], names.get(row[3], ""), row[4]] for row in lines]
+    lines[20][3] = "bird"
+    path = write(tmp_path / "pets.csv", [*HEADER, "part"], lines)
+    out = Path("x[/y]:cat:[red]z")
+    options = ["--label-column", "species", "--part-column", "part", "--ignore", "id", "--no-baseline"]
+    result = call("train", path, "--out", out, *options, *FAST)
+    assert (result.code, result.err) == (0, "")
+    assert result.out.splitlines()[-2:] == [f"report: {out / 'report.html'}", f"model: {out / 'model.safetensors'}"]
+
+    result = call("evaluate", out, "--json")
+    assert (result.code, result.err) == (0, "")
+    per_class = json.loads(result.out, parse_constant=pytest.fail)["per_class"]
+    assert per_class.keys() == {"[/cat]", "[red]:dog:", "bird"}
+    assert per_class["bird"] is None
+    assert per_class["[/cat]"] is not None
+
+    result = call("evaluate", out)
+    assert (result.code, result.err) == (0, "")
+    shown = {words[0]: words[1:] for line in result.out.splitlines() if (words := line.split())}
+    assert shown["bird"] == ["0", "–"]
+    assert shown["[/cat]"] == ["5", f"{per_class['[/cat]']:.2f}"]
+    assert shown["[red]:dog:"] == ["5", f"{per_class['[red]:dog:']:.2f}"]
+
+
 def test_data_check_tries_training(call, table: Path) -> None:
     result = call("data", "check", table, "--label-column", "species", "--device", "cpu", "--json")
     assert result.code == 0, result.err

@@ -190,6 +190,11 @@ def test_no_unlabeled(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------- errors
 
 
+def test_names_that_are_almost_numbers(tmp_path: Path) -> None:
+    own = read_arrays(npz(tmp_path, x=FEATURES, y=["--1", "10", "2", "", "", "2"]))
+    assert own.classes == ("--1", "10", "2")
+
+
 @pytest.mark.parametrize(
     ("arrays", "why"),
     [
@@ -200,6 +205,8 @@ def test_no_unlabeled(tmp_path: Path) -> None:
         ({"x": FEATURES, "y": np.full(6, -1)}, "has no labeled rows"),
         ({"x": FEATURES, "y": [1, -1, 1, -1, 1, -1]}, r"one class only \('1'\)"),
         ({"x": FEATURES, "y": [0.5, 1, 2, 3, 4, 5]}, "labels are real numbers"),
+        ({"x": FEATURES, "y": [b"a", b"caf\xe9"] * 3}, r"the name b'caf\\xe9' of a class is not UTF-8: save the names"),
+        ({"x": FEATURES, "y": Y, "classes": [b"a", b"b", b"\xff"]}, r"the name b'\\xff' of a class is not UTF-8"),
         ({"x": FEATURES, "y": Y, "classes": ["a", "b"]}, r"has the label 2, but its classes are 0 to 1 \(a, b\)"),
         ({"x": FEATURES, "y": list("abcabc"), "classes": ["a", "b"]}, "the label 'c', which is not among its classes"),
         ({"x": FEATURES, "y": Y, "x_test": FEATURES}, "only one of 'x_test' and 'y_test'"),

@@ -381,6 +381,15 @@ def test_a_fold_that_was_not_published(seed):
     assert one_line(error)
 
 
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**80])
+def test_a_seed_that_numpys_legacy_generator_does_not_know(seed):
+    labels = shuffled_labels([10, 10])
+    assert len(labeled_split(labels, 4, 2**32 - 1)) == 4
+    with pytest.raises(MixMatchError, match="must be at least 0 and below 4,294,967,296") as error:
+        labeled_split(labels, 4, seed)
+    assert one_line(error)
+
+
 @pytest.mark.parametrize("labels", [np.array([0.0, 1.0]), np.array([[0, 1], [1, 0]]), np.array(["a", "b"])])
 def test_labels_must_be_one_whole_number_per_image(labels):
     with pytest.raises(ValueError, match="one whole number per image"):

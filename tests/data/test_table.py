@@ -129,6 +129,21 @@ def test_number_labels_in_order(tmp_path: Path) -> None:
     assert own.labels.tolist() == [1, 0, UNKNOWN]
 
 
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (["10", "2", "-1"], ("-1", "2", "10")),
+        (["--1", "10", "2"], ("--1", "10", "2")),
+        (["-", "10", "2"], ("-", "10", "2")),
+        (["--1.0", "2.0"], ("--1.0", "2.0")),
+        (["1", "01", "001", "0"], ("0", "001", "01", "1")),
+    ],
+)
+def test_only_whole_numbers_are_in_order_of_value(labels: list[str], classes: tuple[str, ...], tmp_path: Path) -> None:
+    lines = [f"{row},{label}\n" for row, label in enumerate([*labels, ""])]
+    assert read_table(write(tmp_path, "x,label\n" + "".join(lines))).classes == classes
+
+
 def test_labels_that_look_missing(tmp_path: Path) -> None:
     own = read_table(write(tmp_path, "x,label\n1,a\n2,NA\n3,\n"))
     assert own.classes == ("NA", "a")

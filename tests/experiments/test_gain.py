@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from mixmatch.data.source import Images
-from mixmatch.experiments.gain import Gain, gain
+from mixmatch.draws import generator
+from mixmatch.experiments.gain import RESAMPLES, Gain, gain
 
 
 class Fixed:
@@ -35,6 +38,22 @@ def test_errors_and_interval() -> None:
     spread = 100 * 1.96 * np.sqrt(0.15 * 0.85 / 400)
     assert result.low == pytest.approx(15 - spread, abs=0.4)
     assert result.high == pytest.approx(15 + spread, abs=0.4)
+
+
+def test_interval_of_all_resamples_drawn_at_once() -> None:
+    result = compare(40, 100, 401)
+    difference = np.repeat([0.0, 100.0, 0.0], [40, 60, 301])
+    picks = generator(0, "bootstrap", 0).integers(0, 401, (RESAMPLES, 401))
+    assert [result.low, result.high] == np.percentile(difference[picks].mean(axis=1), [2.5, 97.5]).tolist()
+
+
+def test_many_test_rows_take_little_memory() -> None:
+    tracemalloc.start()
+    try:
+        compare(1000, 2000, 20_000)
+        assert tracemalloc.get_traced_memory()[1] < 10e6
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Mapping
@@ -197,6 +198,34 @@ def test_a_failure_of_any_kind_does_not_stop_the_rest(tmp_path: Path) -> None:
     )
     assert (run.settings.seed, reason) == (1, "RuntimeError: out of luck")
     assert [r["seed"] for r in records.load_all(tmp_path / "results", pytest.fail)] == [2]
+
+
+def test_a_place_for_records_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MixMatchError, match=r"cannot write to .*file/results: .*; choose another --results"):
+        run_all(plan(SMALL, steps=2), tmp_path / "runs", tmp_path / "file" / "results", Said(), Quiet, device="cpu")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_record_that_cannot_be_written_does_not_stop_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, full = records.save, iter([True, False, False])
+
+    def once_full(record: dict[str, Any], folder: Path) -> Path:
+        if next(full):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return save(record, folder)
+
+    monkeypatch.setattr(records, "save", once_full)
+    said = Said()
+    runs = plan(SMALL, methods=["supervised"], steps=2)
+    ((run, reason),) = run_all(runs, tmp_path / "runs", tmp_path / "results", said, Quiet, device="cpu")
+    assert run is runs[0]
+    assert "No space left on device" in reason
+    assert [r["seed"] for r in records.load_all(tmp_path / "results", pytest.fail)] == [2]
+    assert run_all(runs, tmp_path / "runs", tmp_path / "results", said, Quiet, device="cpu") == []  # costs nothing
+    assert [r["seed"] for r in records.load_all(tmp_path / "results", pytest.fail)] == [1, 2]
 
 
 # ---------------------------------------------------------------- planning

@@ -48,7 +48,7 @@ def compare(
             raise unknown("method", method, METHODS)
     folder = out or Path("runs") / f"compare-{data}"
     options: dict[str, Any] = {"labels": parse_labels(labels), "steps": steps, "batch_size": batch_size}
-    records = run_all(data, methods, list(dict.fromkeys(seeds)), folder, data_dir=data_dir, device=device, **options)
+    records = run_all(data, methods, seeds, folder, data_dir=data_dir, device=device, **options)
     rows = summarize(records)
     plot(records, folder / "error.png")
     if as_json:
@@ -64,4 +64,4 @@ def compare(
             row["method"], f"{row['labels']:,}", seeds_text, f"{row['error']:.2f}{deviation}", f"{row['seconds']:.1f}"
         )
     console().print(table)
-    console().print(f"error over steps: {folder / 'error.png'}", soft_wrap=True)
+    console().print(f"error over steps: {folder / 'error.png'}", soft_wrap=True, markup=False, emoji=False)

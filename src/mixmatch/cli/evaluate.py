@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from mixmatch import api
 from mixmatch.cli.options import DataDir, Device, Json, Run, Strict, console, print_json
@@ -35,7 +37,11 @@ def evaluate(
     labels = source.test.labels[split.test]
     predicted = classifier.probabilities(source.test.inputs[split.test]).argmax(axis=1)
     wrong = predicted != labels
-    per_class = {name: float(100 * wrong[labels == c].mean()) for c, name in enumerate(source.classes)}
+    counts = np.bincount(labels, minlength=len(source.classes))
+    missed = np.bincount(labels[wrong], minlength=len(source.classes))
+    per_class = {
+        name: 100 * int(missed[c]) / int(counts[c]) if counts[c] else None for c, name in enumerate(source.classes)
+    }
     result: dict[str, Any] = {
         "run": str(run),
         "data": settings.data,
@@ -48,8 +54,9 @@ def evaluate(
         print_json(result)
         return
     table = Table("class", f"{source.noun}s", "error %", box=box.SIMPLE)
-    for c, name in enumerate(source.classes):
-        table.add_row(name, f"{(labels == c).sum():,}", f"{per_class[name]:.2f}")
+    for name, count in zip(source.classes, counts, strict=True):
+        error = per_class[name]
+        table.add_row(Text(name), f"{count:,}", "–" if error is None else f"{error:.2f}")
     screen = console()
     screen.print(table)
     screen.print(

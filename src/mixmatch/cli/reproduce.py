@@ -82,10 +82,12 @@ def reproduce(
     extra = [count for count in counts if all(count not in row.targets for row in chosen.rows)]
     text = f"# {chosen.title}\n\n{report.LEGEND}\n\n{report.table_markdown(chosen, known, extra)}\n"
     path = results / f"{table}.md"
-    results.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    if table in PLOTTED:
-        figures.error_by_labels(chosen, chosen.title.split(",")[0], known, results / f"{table}.png")
+    try:
+        path.write_text(text)
+        if table in PLOTTED:
+            figures.error_by_labels(chosen, chosen.title.split(",")[0], known, results / f"{table}.png")
+    except OSError as error:
+        raise MixMatchError(f"cannot write the report to {results} ({error.strerror or error})") from None
     if as_json:
         print_json({"records": [r for r in (finished(run, known) for run in runs) if r], "failed": _failures(failed)})
     else:

@@ -209,8 +209,8 @@ def train(
             soft_wrap=True,
         )
     if verdict is not None:
-        screen.print(f"{verdict}\nreport: {page}", soft_wrap=True, markup=False)
-    screen.print(f"model: {folder / 'model.safetensors'}", soft_wrap=True)
+        screen.print(f"{verdict}\nreport: {page}", soft_wrap=True, markup=False, emoji=False)
+    screen.print(f"model: {folder / 'model.safetensors'}", soft_wrap=True, markup=False, emoji=False)
 
 
 def _median(error: float, count: int) -> str:

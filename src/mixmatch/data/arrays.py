@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mixmatch.data.own import Finding, OwnData, OwnFeatures, Part, count, listed, number_labels
-from mixmatch.data.table import Encoding, fit_numbers, missing_values, refuse_infinite
+from mixmatch.data.table import Encoding, fit_numbers, in_order, missing_values, refuse_infinite
 from mixmatch.errors import MixMatchError
 
 Array = npt.NDArray[Any]
@@ -71,7 +71,7 @@ def read_arrays(
         [block.part for block in blocks for _ in block.labels],
         files,
         path.name,
-        classes if classes is not None else _numbers_by_value(blocks),
+        classes if classes is not None else _labels_in_order(blocks),
         noun="row",
         how=HOW,
     )
@@ -200,7 +200,7 @@ def _check_rows(key: str, x: Array, path: Path) -> None:
 def _text(y: Array) -> Names:
     """Labels as text, None where there is none; whole numbers are written as such."""
     if y.dtype.kind in "US":
-        return [(value.decode() if isinstance(value, bytes) else str(value)).strip() or None for value in y]
+        return [(_decoded(value) if isinstance(value, bytes) else str(value)).strip() or None for value in y]
     if y.dtype.kind == "f":
         known = y[~np.isnan(y)]
         if not np.isfinite(known).all() or (known != np.rint(known)).any():
@@ -211,6 +211,15 @@ def _text(y: Array) -> Names:
     raise MixMatchError(f"the labels are of type {y.dtype}, but must be whole numbers or names")
 
 
+def _decoded(name: bytes) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        raise MixMatchError(
+            f"the name {bytes(name)!r} of a class is not UTF-8: save the names as text, not as bytes"
+        ) from None
+
+
 def _class(number: int, classes: Sequence[str], path: Path) -> str:
     if not 0 <= number < len(classes):
         names = listed(classes, 5)
@@ -218,10 +227,8 @@ def _class(number: int, classes: Sequence[str], path: Path) -> str:
     return classes[number]
 
 
-def _numbers_by_value(blocks: Sequence[Block]) -> list[str] | None:
-    """The classes in order, where they are numbers: 2 before 10."""
-    seen = {label for block in blocks if block.part == "train" for label in block.labels if label is not None}
-    return sorted(seen, key=int) if all(label.lstrip("-").isdecimal() for label in seen) else None
+def _labels_in_order(blocks: Sequence[Block]) -> list[str]:
+    return in_order({label for block in blocks if block.part == "train" for label in block.labels if label is not None})
 
 
 # -------------------------------------------------------------------------------------------------------- features

@@ -19,6 +19,9 @@ from mixmatch.errors import MixMatchError
 
 Indices = npt.NDArray[np.int64]
 
+SEEDS = 2**32
+"""How many seeds NumPy's legacy generator knows."""
+
 
 @dataclass(frozen=True)
 class Split:
@@ -60,6 +63,8 @@ def labeled_split(labels: npt.NDArray[np.integer], num_labels: int, seed: int, b
         raise ValueError(f"labels must be one whole number per image, not {labels.dtype} of shape {labels.shape}")
     rows = [np.flatnonzero(labels == c) for c in range(int(labels.max(initial=0)) + 1)]
     _check_request(num_labels, [len(r) for r in rows])
+    if not 0 <= seed < SEEDS:
+        raise MixMatchError(f"the seed {seed:,} must be at least 0 and below {SEEDS:,}: choose another")
     if seed:
         random = np.random.RandomState(seed)
         for r in rows:

@@ -37,6 +37,7 @@ EVERY_ROW = 10
 
 MARKS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+WHOLE = re.compile(r"-?\d+")
 
 
 # ----------------------------------------------------------------------------------------------- reading the file
@@ -426,7 +427,7 @@ def read_table(
         part,
         names,
         table.path.name,
-        _in_order({label for label, p in zip(labels, part, strict=True) if label is not None and p == "train"}),
+        in_order({label for label, p in zip(labels, part, strict=True) if label is not None and p == "train"}),
         noun="row",
         how=f"fill in some of column '{label_column}', at least one row of every class, and leave the others empty",
     )
@@ -448,14 +449,18 @@ def read_table(
 
 def _labels(values: Sequence[str]) -> list[str | None]:
     """Labels by name. Programs that know no missing integer write 1.0 for class 1."""
-    whole = all(value.removesuffix(".0").lstrip("-").isdecimal() for value in values if value)
+    whole = all(WHOLE.fullmatch(value.removesuffix(".0")) for value in values if value)
     return [(value.removesuffix(".0") if whole else value) or None for value in values]
 
 
-def _in_order(classes: Iterable[str]) -> list[str]:
-    """Numbers by value, names by name."""
-    classes = list(classes)
-    return sorted(classes, key=int) if all(c.lstrip("-").isdecimal() for c in classes) else sorted(classes)
+def in_order(classes: Iterable[str]) -> list[str]:
+    """Numbers by value, names by name.
+
+    >>> in_order({"10", "2", "-1"}), in_order({"10", "2", "--1"})
+    (['-1', '2', '10'], ['--1', '10', '2'])
+    """
+    classes = sorted(classes)
+    return sorted(classes, key=int) if all(WHOLE.fullmatch(c) for c in classes) else classes
 
 
 def _parts(table: CsvFile, part_column: str | None) -> list[Part]:

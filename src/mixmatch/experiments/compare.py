@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mixmatch import api
 from mixmatch.errors import MixMatchError
+from mixmatch.settings import resolve
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record, RunFolder
 
 COLORS = ("#d1495b", "#00798c", "#edae49", "#30638e", "#7b4b94", "#3f8f5f", "#8c564b", "#555555", "#e377c2")
+READING = ("labels_file", "image_size", "label_column", "part_column", "ignore")
+"""The options that tell how own data is read."""
 
 
 def compare(
@@ -24,19 +29,40 @@ def compare(
     **options: Any,
 ) -> list[Record]:
     """Train each method with each seed, in `out`/METHOD-seedSEED. Finished runs are kept, interrupted ones resumed; but
-    none is taken further than it was meant to go: a comparison there already would be lost."""
-    jobs = [(out / f"{method}-seed{seed}", method, seed) for method in methods for seed in seeds]
-    wanted = options.get("steps")
+    none is taken further than it was meant to go: a comparison there already would be lost. Data that nothing can be
+    judged by is refused before anything is trained."""
+    both = itertools.product(dict.fromkeys(methods), dict.fromkeys(seeds))
+    jobs = [(out / f"{method}-seed{seed}", method, seed) for method, seed in both]
+    wanted, unfinished = options.get("steps"), False
     for path, *_ in jobs:
         run = RunFolder(path)
         if run.exists() and wanted not in (None, steps := run.config()["settings"]["steps"]):
             raise MixMatchError(
                 f"{path} was made with other settings (steps: {steps} -> {wanted}): choose another folder (--out; out=)"
             )
+        finished = run.result() if run.exists() else None
+        if finished is None:
+            unfinished = True
+        elif finished["error"] is None:
+            raise MixMatchError(f"{path} had nothing to be judged by: choose another folder (--out; out=)")
+    if unfinished:
+        _refuse_without_test(data, options)
     return [
         api.train(data, out=path, resume=True, method=method, seed=seed, reporter=reporter, **options)
         for path, method, seed in jobs
     ]
+
+
+def _refuse_without_test(data: str, options: Mapping[str, Any]) -> None:
+    """Own data may have no test rows, and too few labels to hold some out."""
+    if not api.is_own(data):
+        return
+    given = {name: options[name] for name in ("labels", "valid") if options.get(name) is not None}
+    reading = {name: options[name] for name in READING if options.get(name)}
+    settings = replace(resolve(data, given, api.kind_of(data)), data_options=reading)
+    _, split, basis = api.open_data(settings)
+    if len(split.test) == 0:
+        raise MixMatchError(f"{data} cannot be used to compare methods: {basis}")
 
 
 def summarize(records: Sequence[Record]) -> list[dict[str, Any]]:

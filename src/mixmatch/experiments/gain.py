@@ -45,9 +45,10 @@ def gain(model: Classifier, baseline: Classifier, test: Rows) -> Gain:
     wrong = _wrong(model, test)
     without = _wrong(baseline, test)
     difference = 100 * (without.astype(np.float64) - wrong)
-    picks = generator(0, "bootstrap", 0).integers(0, len(test), (RESAMPLES, len(test)))
-    low, high = np.percentile(difference[picks].mean(axis=1), [2.5, 97.5])
-    return Gain(100 * float(wrong.mean()), 100 * float(without.mean()), float(low), float(high), len(test), test.noun)
+    draws, rows = generator(0, "bootstrap", 0), len(test)
+    means = [difference[draws.integers(0, rows, rows)].mean() for _ in range(RESAMPLES)]  # all at once take gigabytes
+    low, high = np.percentile(means, [2.5, 97.5])
+    return Gain(100 * float(wrong.mean()), 100 * float(without.mean()), float(low), float(high), rows, test.noun)
 
 
 def _wrong(model: Classifier, test: Rows) -> npt.NDArray[np.bool_]:

@@ -108,6 +108,10 @@ def run_all(
     **options: Any,
 ) -> list[tuple[Planned, str]]:
     """Train what is not finished. A run that fails does not stop the rest; returns those with the reason."""
+    try:
+        records_folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MixMatchError(f"cannot write to {records_folder}: {error.strerror}; choose another --results") from None
     records = records_.load_all(records_folder, warn=lambda message: None)
     numbers = {run.name: f"{number}/{len(runs)}" for number, run in enumerate(runs, 1)}
     heads = {
@@ -129,8 +133,13 @@ def run_all(
             reason = str(outcome) if isinstance(outcome, MixMatchError) else f"{type(outcome).__name__}: {outcome}"
             say(f"{heads[run.name]}: failed: {reason}")
             failed.append((run, reason))
-        else:
+            return
+        try:
             records_.save(outcome, records_folder)
+        except OSError as error:
+            reason = f"its record cannot be written to {records_folder} ({error.strerror or error})"
+            say(f"{heads[run.name]}: {reason}: make room, then start again; finished runs cost nothing")
+            failed.append((run, reason))
 
     # Rows may differ in what a bar does not show, such as K: their number tells them apart.
     shown = {run.name: reporter() if reporter else progress.on_stderr(f" {numbers[run.name]}") for run in waiting}
