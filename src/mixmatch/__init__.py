@@ -4,21 +4,28 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from mixmatch import functional
-from mixmatch.api import load, train
-
 if TYPE_CHECKING:
+    from mixmatch import functional
+    from mixmatch.api import load, train
     from mixmatch.estimator import LabeledKFold, MixMatchClassifier
 
 __all__ = ["LabeledKFold", "MixMatchClassifier", "__version__", "functional", "load", "train"]
 
+_HOMES = {"LabeledKFold": "estimator", "MixMatchClassifier": "estimator", "load": "api", "train": "api"}
+
 
 def __getattr__(name: str) -> Any:
-    """scikit-learn is imported only where it is used: it takes a second."""
-    if name in ("LabeledKFold", "MixMatchClassifier"):
-        from mixmatch import estimator
-
-        return getattr(estimator, name)
+    """PyTorch and scikit-learn are imported only where they are used: they take seconds."""
+    if name in _HOMES:
+        return getattr(import_module(f"mixmatch.{_HOMES[name]}"), name)
+    if not name.startswith("_") and find_spec(f"mixmatch.{name}") is not None:
+        return import_module(f"mixmatch.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -18,7 +18,7 @@ from torch import nn
 from mixmatch import networks
 from mixmatch import settings as settings_
 from mixmatch.classifier import Classifier
-from mixmatch.data import SOURCES, holds_features, read_own
+from mixmatch.data import SOURCES, holds_features, read_own, source_info
 from mixmatch.data import load as load_data
 from mixmatch.data.own import Own
 from mixmatch.data.source import UNKNOWN, Features, Source, labels_sha256
@@ -174,6 +174,8 @@ def _training(job: Mapping[str, Any], stop: engine.Stop, beside: bool) -> Genera
     reading["ignore"] = list(reading["ignore"] or ()) or None
     reading = {name: value for name, value in reading.items() if value is not None}
     if reading and not (isinstance(data, str) and is_own(data)):
+        if isinstance(data, str):
+            source_info(data)  # there may be no such thing at all
         given = " and ".join(f"--{option.replace('_', '-')}" for option in reading)
         raise MixMatchError(f"{given} {'is' if len(reading) == 1 else 'are'} for your own data, not for '{name}'")
     own = kind_of(data)
@@ -347,6 +349,27 @@ def open_data(
     return to_source(open_own(settings), settings.seed)
 
 
+def data_of_run(
+    run: RunFolder, data_dir: str | Path | None = None, *, strict: bool = False
+) -> tuple[Source, Split, str]:
+    """What `open_data` gives for a run that was trained. Data that has changed since is refused: it would be split
+    anew, and the run judged by what it has learned from."""
+    config = run.config()
+    settings = settings_.from_dict(config["settings"])
+    if settings.data.removesuffix("-test") not in SOURCES and not Path(settings.data).exists():
+        raise MixMatchError(
+            f"the data of {run.path} is not at {settings.data}: do this where it was trained (in Python, if it was "
+            "trained on a Source)"
+        )
+    source, split, basis = open_data(settings, data_dir, strict=strict)
+    if (what := _changed(config, _described(source, split))) is not None:
+        raise MixMatchError(
+            f"the data has changed since {run.path} was trained ({what}), so some of what it learned from might judge "
+            "it: train again"
+        )
+    return source, split, basis
+
+
 def _of_split(data: str | Source, split: Split | None, given: Mapping[str, Any]) -> dict[str, int]:
     """The settings that a split of one's own decides; others given for them are refused."""
     if split is None:
@@ -412,6 +435,8 @@ def _continued(
             "or choose another folder (--out; out=)"
         )
     before = settings_.from_dict(run.config()["settings"])
+    if is_own(data) and Path(data).resolve() == Path(before.data).resolve():
+        data = before.data  # only spelled otherwise
     flat = {**before.to_dict(), **before.method_settings}
     apart = ("data", "data_options", "method_settings")
     known = {name: value for name, value in flat.items() if name not in apart}
@@ -445,17 +470,7 @@ def _begin_or_go_on(
     name: str | None,
     compile: bool | None,
 ) -> Checkpoint | None:
-    split = {"hash": trainer.split.hash, **trainer.split.counts(), "labeled_rows": trainer.split.labeled.tolist()}
-    config = {
-        "settings": settings.to_dict(),
-        "classes": list(source.classes),
-        "input_shape": list(source.input_shape),
-        "split": split,
-        "labels_sha256": labels_sha256(source),
-        "compile": compile,
-    }
-    if source.encoding is not None:
-        config["encoding"] = source.encoding.to_dict()
+    config = {"settings": settings.to_dict(), **_described(source, trainer.split), "compile": compile}
     if not run.exists():
         run.write_config(config)
         return None
@@ -473,6 +488,17 @@ def _begin_or_go_on(
     if run.config()["settings"]["steps"] != settings.steps:
         run.end_at(settings.steps)
     return saved
+
+
+def _described(source: Source, split: Split) -> Record:
+    """What a run's configuration says of its data."""
+    about = {
+        "classes": list(source.classes),
+        "input_shape": list(source.input_shape),
+        "split": {"hash": split.hash, **split.counts(), "labeled_rows": split.labeled.tolist()},
+        "labels_sha256": labels_sha256(source),
+    }
+    return about if source.encoding is None else {**about, "encoding": source.encoding.to_dict()}
 
 
 def _changed(before: Record, now: Record) -> str | None:

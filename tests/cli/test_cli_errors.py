@@ -161,7 +161,7 @@ def test_loss_that_is_not_finite(run: Call, tmp_path: Path) -> None:
     last = result.err.splitlines()[-1]
     found = re.fullmatch(
         r"error: the loss was not finite at step (\d+): the last good checkpoint, step (\d+), is kept in "
-        rf"{re.escape(str(folder))}; try a lower learning rate",
+        rf"{re.escape(str(folder))}; try a lower learning rate in another folder",
         last,
     )
     assert found, result.err

@@ -282,6 +282,64 @@ def test_a_class_without_test_rows_and_names_like_markup(call, tmp_path: Path) -
     assert shown["[red]:dog:"] == ["5", f"{per_class['[red]:dog:']:.2f}"]
 
 
+def test_data_that_changed_since_judges_nothing(call, tmp_path: Path) -> None:
+    """Other rows would be held out, some of which the model has learned from."""
+    lines = rows(120, 0, 40)
+    table = write(tmp_path / "pets.csv", HEADER, lines)
+    assert call("train", table, "--label-column", "species", "--out", tmp_path / "run", *FAST).code == 0
+    assert call("evaluate", tmp_path / "run").code == 0
+    write(table, HEADER, lines[2:])
+    for command in (["evaluate"], ["report"], ["reproduce", "label-guessing", "--run"]):
+        result = call(*command, tmp_path / "run")
+        assert result.code == 2
+        assert result.err.startswith(
+            f"error: the data has changed since {tmp_path / 'run'} was trained (another split)"
+        )
+    table.unlink()
+    result = call("evaluate", tmp_path / "run")
+    assert result.err.startswith(
+        f"error: the data of {tmp_path / 'run'} is not at {table}: do this where it was trained"
+    )
+
+
+def test_the_same_table_by_another_name(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path may be spelled in many ways. Elsewhere the run's own name for it leads nowhere, or to another table."""
+    write(tmp_path / "pets.csv", HEADER, rows(120, 0, 40))
+    monkeypatch.chdir(tmp_path)
+    options = ["--label-column", "species", *FAST[2:]]
+    assert call("train", "pets.csv", "--out", "run", "--steps", "6", *options).code == 0
+    for steps, name in enumerate(("./pets.csv", tmp_path / "pets.csv", f"../{tmp_path.name}/pets.csv"), 7):
+        result = call("train", name, "--out", "run", "--resume", "--steps", steps, "--json", *options)
+        assert result.code == 0, result.err
+        record = json.loads(result.out)
+        assert (record["steps"], record["settings"]["data"]) == (steps, "pets.csv")
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    result = call("train", "../pets.csv", "--out", "../run", "--resume", *options)
+    assert (result.code, result.err.count("data: pets.csv -> ../pets.csv")) == (2, 1)
+
+
+def test_a_table_that_is_not_there_is_not_there(call, tmp_path: Path) -> None:
+    result = call("train", tmp_path / "pets.csv", "--label-column", "species")
+    assert (result.code, result.err) == (2, f"error: there is no file or folder {tmp_path / 'pets.csv'}\n")
+
+
+def test_methods_compared_on_a_table(call, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["--steps", "6", "--batch-size", "8", "--device", "cpu", "--methods", "supervised", "--json"]
+    result = call("compare", table, "--label-column", "species", "--ignore", "id", *given)
+    assert result.code == 0, result.err
+    assert [row["method"] for row in json.loads(result.out)["rows"]] == ["supervised"]
+    assert (tmp_path / "runs" / "compare-pets.csv" / "error.png").exists()
+
+
+def test_guesses_of_rows_cannot_be_drawn(call, trained: Path, tmp_path: Path) -> None:
+    result = call("reproduce", "label-guessing", "--run", trained, "--results", tmp_path)
+    assert result.code == 2
+    assert result.err.startswith("error: label-guessing shows an image, but")
+    assert result.err.endswith("pets.csv holds features\n")
+
+
 def test_data_check_tries_training(call, table: Path) -> None:
     result = call("data", "check", table, "--label-column", "species", "--device", "cpu", "--json")
     assert result.code == 0, result.err

@@ -161,3 +161,12 @@ def test_interrupted_before_the_first_step(start: Start, call: Run, tmp_path: Pa
     wait_for((folder / "metrics.jsonl").exists, again)
     again.kill()
     again.communicate()
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="what a process has loaded cannot be seen")
+def test_ctrl_c_while_torch_is_imported(start: Start) -> None:
+    process = start("train", "digits", "--steps", 1)
+    wait_for(lambda: "libtorch" in Path(f"/proc/{process.pid}/maps").read_text(), process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "stopped\n")

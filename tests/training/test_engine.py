@@ -444,7 +444,7 @@ def test_an_infinite_loss_stops_the_run_with_its_step_and_keeps_the_last_checkpo
         fit(trainer_for(BreaksDown, method="supervised"), run, Quiet(), checkpoint_every=5)
     assert str(caught.value) == (
         f"the loss was not finite at step 6: the last good checkpoint, step 5, is kept in {tmp_path}; "
-        "try a lower learning rate"
+        "try a lower learning rate in another folder"
     )
     saved = run.load_checkpoint()
     assert saved is not None

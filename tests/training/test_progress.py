@@ -86,6 +86,16 @@ def test_bars_stay_until_the_last_run_ends_and_can_begin_again() -> None:
     assert not bars.live.is_started
 
 
+def test_titles_are_shown_as_they_are() -> None:
+    """They name a person's folders, in which brackets and colons mean nothing."""
+    console = screen()
+    bar = Terminal(Bars(console))
+    bar.start("x[/y][red]z :cat: mixmatch", 0, 10)
+    bar.steps(5, {"loss": 1.0})
+    bar.close()
+    assert "x[/y][red]z :cat: mixmatch" in shown(console)
+
+
 def test_lines_tell_runs_beside_each_other_apart(clock: Clock) -> None:
     console = screen(200)
     log = Log(console, " seed 2")

@@ -9,7 +9,20 @@ import typer
 from rich import box
 from rich.table import Table
 
-from mixmatch.cli.options import DataDir, Device, Json, console, parse_labels, print_json
+from mixmatch import api
+from mixmatch.cli.options import (
+    DataDir,
+    Device,
+    Ignore,
+    ImageSize,
+    Json,
+    LabelColumn,
+    LabelsFile,
+    PartColumn,
+    console,
+    parse_labels,
+    print_json,
+)
 from mixmatch.errors import unknown
 from mixmatch.experiments.compare import compare as run_all
 from mixmatch.experiments.compare import plot, summarize
@@ -17,7 +30,9 @@ from mixmatch.methods import METHODS
 
 
 def compare(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A data set; see [b]mixmatch data list[/b].")],
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="A data set ([b]mixmatch data list[/b]) or your own data.")
+    ],
     methods: Annotated[list[str], typer.Option(help="Methods to train, one after the other.")] = [  # noqa: B006
         "supervised",
         "mixmatch",
@@ -27,6 +42,11 @@ def compare(
     steps: Annotated[int | None, typer.Option(help="How many steps to train.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Labeled images a step, and unlabeled ones.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs (default: runs/compare-DATA).")] = None,
+    labels_file: LabelsFile = None,
+    image_size: ImageSize = None,
+    label_column: LabelColumn = None,
+    part_column: PartColumn = None,
+    ignore: Ignore = None,
     data_dir: DataDir = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -42,12 +62,23 @@ def compare(
       mixmatch compare digits --labels 20 --seeds 1 2 3
 
       mixmatch compare cifar10 --labels 250 --methods supervised mixmatch --steps 8192
+
+      mixmatch compare patients.csv --label-column diagnosis --seeds 1 2 3
     """
     for method in methods:
         if method not in METHODS:
             raise unknown("method", method, METHODS)
-    folder = out or Path("runs") / f"compare-{data}"
-    options: dict[str, Any] = {"labels": parse_labels(labels), "steps": steps, "batch_size": batch_size}
+    folder = out or Path("runs") / f"compare-{Path(data).resolve().name if api.is_own(data) else data}"
+    options: dict[str, Any] = {
+        "labels": parse_labels(labels),
+        "steps": steps,
+        "batch_size": batch_size,
+        "labels_file": labels_file,
+        "image_size": image_size,
+        "label_column": label_column,
+        "part_column": part_column,
+        "ignore": ignore,
+    }
     records = run_all(data, methods, seeds, folder, data_dir=data_dir, device=device, **options)
     rows = summarize(records)
     plot(records, folder / "error.png")
@@ -64,4 +95,4 @@ def compare(
             row["method"], f"{row['labels']:,}", seeds_text, f"{row['error']:.2f}{deviation}", f"{row['seconds']:.1f}"
         )
     console().print(table)
-    console().print(f"error over steps: {folder / 'error.png'}", soft_wrap=True, markup=False, emoji=False)
+    console().print(f"error over steps: {folder / 'error.png'}", soft_wrap=True, markup=False)

@@ -16,7 +16,19 @@ from rich.progress import Progress
 from rich.table import Table
 
 from mixmatch import data
-from mixmatch.cli.options import DataDir, Device, Json, console, print_json
+from mixmatch.cli.options import (
+    OWN,
+    DataDir,
+    Device,
+    Ignore,
+    ImageSize,
+    Json,
+    LabelColumn,
+    LabelsFile,
+    PartColumn,
+    console,
+    print_json,
+)
 from mixmatch.data.files import choose, complete, data_folder, inspect, print_warning
 from mixmatch.data.own import Own
 from mixmatch.data.source import Rows
@@ -62,7 +74,7 @@ def list_(data_dir: DataDir = None, as_json: Json = False) -> None:
         images = [f"{row[part]:,}" for part in ("train", "unlabeled", "test")]
         shape = "x".join(map(str, row["image_shape"]))
         table.add_row(row["name"], *images, str(row["classes"]), shape, size, _presence(row))
-    console().print(f"data folder: {folder}", soft_wrap=True)
+    console().print(f"data folder: {folder}", soft_wrap=True, markup=False)
     console().print(table)
 
 
@@ -77,19 +89,14 @@ def check(
         bool, typer.Option("--strict", help="Files that are not the published ones, and warnings, are errors.")
     ] = False,
     download: Annotated[bool, typer.Option(help="Download what is missing.")] = True,
-    labels_file: Annotated[Path | None, typer.Option(help="Own images: a CSV of file and label.")] = None,
-    label_column: Annotated[
-        str | None, typer.Option(help="Own table: the column with the label (default: label).")
-    ] = None,
-    part_column: Annotated[
-        str | None, typer.Option(help="Own table: a column that is 'test' in rows to judge by.")
-    ] = None,
-    ignore: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="Own table: a column that is no feature.")
-    ] = None,
-    image_size: Annotated[int | None, typer.Option(help="Own images: pixels to resize to.")] = None,
+    labels_file: LabelsFile = None,
+    image_size: ImageSize = None,
+    label_column: LabelColumn = None,
+    part_column: PartColumn = None,
+    ignore: Ignore = None,
     trial: Annotated[
-        bool, typer.Option(help="Own data: train 20 steps to tell how long training takes, and how much memory.")
+        bool,
+        typer.Option(help="Train 20 steps to tell how long training takes, and how much memory.", rich_help_panel=OWN),
     ] = True,
     device: Device = "auto",
     as_json: Json = False,

@@ -12,7 +12,6 @@ from rich.text import Text
 from mixmatch import api
 from mixmatch.cli.options import DataDir, Device, Json, Run, Strict, console, print_json
 from mixmatch.errors import MixMatchError
-from mixmatch.settings import from_dict
 from mixmatch.training.run import RunFolder
 
 
@@ -29,11 +28,11 @@ def evaluate(
 
       mixmatch evaluate runs/digits-mixmatch-20-seed1 --json
     """
-    settings = from_dict(RunFolder(run).config()["settings"])
+    data = RunFolder(run).config()["settings"]["data"]
     classifier = api.load(run, device=device)
-    source, split, basis = api.open_data(settings, data_dir, strict=strict)
+    source, split, basis = api.data_of_run(RunFolder(run), data_dir, strict=strict)
     if len(split.test) == 0:
-        raise MixMatchError(f"{settings.data} has no test {source.noun}s: {basis}")
+        raise MixMatchError(f"{data} has no test {source.noun}s: {basis}")
     labels = source.test.labels[split.test]
     predicted = classifier.probabilities(source.test.inputs[split.test]).argmax(axis=1)
     wrong = predicted != labels
@@ -44,7 +43,7 @@ def evaluate(
     }
     result: dict[str, Any] = {
         "run": str(run),
-        "data": settings.data,
+        "data": data,
         "images": len(labels),
         "wrong": int(wrong.sum()),
         "error": 100 * int(wrong.sum()) / len(labels),

@@ -22,6 +22,27 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as train --out made it.")]
 
 
+OWN = "Your own data"
+LabelsFile = Annotated[
+    Path | None,
+    typer.Option(help="Images: a CSV of file and label. Of a .npy file: a .npy file.", rich_help_panel=OWN),
+]
+ImageSize = Annotated[
+    int | None,
+    typer.Option(help="Images: pixels to resize to (default: chosen from the images).", rich_help_panel=OWN),
+]
+LabelColumn = Annotated[
+    str | None, typer.Option(help="A table: the column with the label (default: label).", rich_help_panel=OWN)
+]
+PartColumn = Annotated[
+    str | None, typer.Option(help="A table: a column that is 'test' in rows to judge by.", rich_help_panel=OWN)
+]
+Ignore = Annotated[
+    list[str] | None,
+    typer.Option(metavar="COLUMN", help="A table: a column that is no feature.", rich_help_panel=OWN),
+]
+
+
 class ManyValues(TyperCommand):
     """A command whose repeatable options take several values at once: `--seeds 1 2 3` is `--seeds 1 --seeds 2 ...`."""
 
@@ -50,8 +71,8 @@ def parse_labels(value: str | None) -> int | str | None:
 
 def console() -> Console:
     """Standard output. A pipe has no width, so tables get one that does not fold them."""
-    screen = Console(highlight=False)
-    return screen if screen.is_terminal else Console(highlight=False, width=140)
+    screen = Console(highlight=False, emoji=False)
+    return screen if screen.is_terminal else Console(highlight=False, emoji=False, width=140)
 
 
 def print_json(value: object) -> None:

@@ -167,7 +167,7 @@ def analyze(
         return
     _print_analysis(record)
     if plot is not None:
-        console().print(f"picture: {plot}", soft_wrap=True)
+        console().print(f"picture: {plot}", soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -498,5 +498,5 @@ def _print_labeled(
     for name, value in spent.items():
         table.add_row(name.removeprefix("epsilon_").replace("_", " "), f"{value:.4f}", MEANINGS[name])
     screen.print(table)
-    screen.print(f"answers: {output}\nledger: {ledger} (private)", soft_wrap=True)
+    screen.print(f"answers: {output}\nledger: {ledger} (private)", soft_wrap=True, markup=False)
     screen.print(f"note: {WARNING}", soft_wrap=True)

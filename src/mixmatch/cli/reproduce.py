@@ -12,8 +12,8 @@ from rich.table import Table as Screen
 
 from mixmatch import api
 from mixmatch.cli.options import DataDir, Device, Json, Strict, console, parse_labels, print_json
-from mixmatch.data import load as load_data
 from mixmatch.data.augment import CropFlip
+from mixmatch.data.source import Features
 from mixmatch.errors import MixMatchError, unknown
 from mixmatch.experiments import figures, records, report
 from mixmatch.experiments.reproduce import Estimator, Planned, find_table, finished, plan, run_all, state
@@ -152,7 +152,10 @@ def _list(name: str, runs: list[Planned], out: Path, results: Path, device: str,
     if as_json:
         print_json({"runs": rows})
         return
-    screen = Screen("row", "data", "labels", "seed", "steps", "settings", "time", "state", box=box.SIMPLE)
+    screen = Screen("row", "data", "labels", "seed", "steps", box=box.SIMPLE)
+    screen.add_column("settings", overflow="fold")
+    screen.add_column("time")
+    screen.add_column("state")
     for row in rows:
         of_method = " ".join(f"{key}={value}" for key, value in row["settings"]["method_settings"].items())
         settings = f"{row['settings']['network']} wd={row['settings']['weight_decay']} {of_method}"
@@ -170,11 +173,14 @@ def _label_guessing(run: Path | None, results: Path, data_dir: Path | None, devi
     if run is None:
         raise MixMatchError(f"{FIGURE} shows a trained model's guesses: name its run folder with --run")
     settings = from_dict(RunFolder(run).config()["settings"])
-    source = load_data(settings.data, data_dir)
+    source, split, _ = api.data_of_run(RunFolder(run), data_dir)
+    if isinstance(source.train, Features):
+        raise MixMatchError(f"{FIGURE} shows an image, but {settings.data} holds features")
+    image = source.test.inputs[split.test[0]] if len(split.test) else source.train.inputs[0]
     augment = CropFlip(settings.pad, settings.flip)
     K, T = settings.method_settings.get("K", 2), settings.method_settings.get("T", 0.5)
     path = results / f"{FIGURE}.png"
-    figures.label_guessing(api.load(run, device=device), source.test.inputs[0], augment, K, T, settings.seed, path)
+    figures.label_guessing(api.load(run, device=device), image, augment, K, T, settings.seed, path)
     print(path)
 
 

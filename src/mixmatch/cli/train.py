@@ -11,7 +11,20 @@ import typer
 
 from mixmatch import api
 from mixmatch.cli.data import read_with_bar
-from mixmatch.cli.options import DataDir, Json, Strict, console, parse_labels, print_json
+from mixmatch.cli.options import (
+    OWN,
+    DataDir,
+    Ignore,
+    ImageSize,
+    Json,
+    LabelColumn,
+    LabelsFile,
+    PartColumn,
+    Strict,
+    console,
+    parse_labels,
+    print_json,
+)
 from mixmatch.errors import MixMatchError
 from mixmatch.experiments.gain import gain
 from mixmatch.methods import METHODS
@@ -21,7 +34,6 @@ from mixmatch.training.evaluate import REPORTED
 from mixmatch.training.progress import Quiet, duration
 from mixmatch.training.run import RunFolder
 
-OWN = "Your own data"
 RUN, SETTINGS, METHOD = "Run", "Settings (default: what the paper used for this data set)", "Settings of the method"
 
 
@@ -55,24 +67,11 @@ def train(
     ] = None,
     data_dir: DataDir = None,
     strict: Strict = False,
-    labels_file: Annotated[
-        Path | None,
-        typer.Option(help="Images: a CSV of file and label. Of a .npy file: a .npy file.", rich_help_panel=OWN),
-    ] = None,
-    image_size: Annotated[
-        int | None,
-        typer.Option(help="Images: pixels to resize to (default: chosen from the images).", rich_help_panel=OWN),
-    ] = None,
-    label_column: Annotated[
-        str | None, typer.Option(help="A table: the column with the label (default: label).", rich_help_panel=OWN)
-    ] = None,
-    part_column: Annotated[
-        str | None, typer.Option(help="A table: a column that is 'test' in rows to judge by.", rich_help_panel=OWN)
-    ] = None,
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN", help="A table: a column that is no feature.", rich_help_panel=OWN),
-    ] = None,
+    labels_file: LabelsFile = None,
+    image_size: ImageSize = None,
+    label_column: LabelColumn = None,
+    part_column: PartColumn = None,
+    ignore: Ignore = None,
     baseline: Annotated[
         bool, typer.Option(help="Also train on the labels alone and tell the difference.", rich_help_panel=OWN)
     ] = True,
@@ -209,8 +208,8 @@ def train(
             soft_wrap=True,
         )
     if verdict is not None:
-        screen.print(f"{verdict}\nreport: {page}", soft_wrap=True, markup=False, emoji=False)
-    screen.print(f"model: {folder / 'model.safetensors'}", soft_wrap=True, markup=False, emoji=False)
+        screen.print(f"{verdict}\nreport: {page}", soft_wrap=True, markup=False)
+    screen.print(f"model: {folder / 'model.safetensors'}", soft_wrap=True, markup=False)
 
 
 def _median(error: float, count: int) -> str:
@@ -243,7 +242,7 @@ def _look(data: str, out: Path | None, given: dict[str, Any], reading: dict[str,
 
 def _judge(folder: Path, settings: Settings, common: dict[str, Any], given: dict[str, Any], baseline: bool) -> str:
     """One sentence on what the unlabeled data brought, from a second run on the labels alone."""
-    source, split, basis = api.open_data(settings)
+    source, split, basis = api.data_of_run(RunFolder(folder))
     judged = f"{basis[0].upper()}{basis[1:]}."
     if len(split.test) == 0 or not baseline or settings.method.startswith("supervised"):
         return judged

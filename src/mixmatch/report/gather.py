@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from mixmatch import api
 from mixmatch.classifier import Classifier
-from mixmatch.data import SOURCES
 from mixmatch.data.source import UNKNOWN, Images, Rows
 from mixmatch.data.split import Split
 from mixmatch.draws import generator
@@ -109,12 +108,8 @@ def gather(path: Path, data_dir: Path | None = None, device: str = "auto") -> Re
         again = f"mixmatch train {config['settings']['data']} --out {path} --resume"
         raise MixMatchError(f"{path} is not finished: go on with {again}, then report")
     settings = from_dict(config["settings"])
-    if settings.data.removesuffix("-test") not in SOURCES and not Path(settings.data).exists():
-        raise MixMatchError(f"the data of this run is not at {settings.data}: run it from where it was trained")
     model = api.load(path, device=device)
-    source, split, basis = api.open_data(settings, data_dir)
-    if split.hash != config["split"]["hash"] or source.classes != model.classes:
-        raise MixMatchError(f"the data has changed since {path} was trained, which a report would hide: train again")
+    source, split, basis = api.data_of_run(run, data_dir)
     train_names, test_names = _names(settings, split)
 
     known = split.test[source.test.labels[split.test] != UNKNOWN]

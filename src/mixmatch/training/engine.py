@@ -554,7 +554,8 @@ def fitting(
     except NotFinite as error:
         kept = f"the last good checkpoint, step {saved_at:,}, is kept" if saved_at >= 0 else "nothing was saved yet"
         raise MixMatchError(
-            f"the loss was not finite at step {error.step:,}: {kept} in {run.path}; try a lower learning rate"
+            f"the loss was not finite at step {error.step:,}: {kept} in {run.path}; try a lower learning "
+            "rate in another folder"
         ) from None
     except OSError as error:
         kept = f"the last checkpoint, step {saved_at:,}, is intact" if saved_at >= 0 else "nothing was saved yet"

@@ -100,7 +100,7 @@ class Bars(Progress):
 
     def __init__(self, console: Console) -> None:
         super().__init__(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("{task.fields[speed]}"),
