@@ -218,6 +218,18 @@ def test_images() -> None:
         MixMatchClassifier(network="wrn-small", **FAST).fit(x.astype(np.float32) - 1, y)
 
 
+@pytest.mark.parametrize("top", [1, 255])
+def test_what_numbers_of_images_mean_is_decided_once(top: int) -> None:
+    """A dark image alone is the same as among others."""
+    digits = load_digits(n_class=2)
+    x = (digits.images / 16 * top).astype(np.float32)
+    x[0] = x[0] / x[0].max()  # a value of 1 at most, whatever the others have
+    y = digits.target.copy()
+    y[30:] = -1
+    model = MixMatchClassifier(network="wrn-small", **FAST).fit(x, y)
+    np.testing.assert_allclose(model.predict_proba(x[:1]), model.predict_proba(x[:9])[:1], atol=1e-5)
+
+
 def test_seeds() -> None:
     X, y, _ = blobs()
     options = {**FAST, "random_state": 1}

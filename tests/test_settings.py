@@ -82,7 +82,10 @@ def test_what_is_given_wins() -> None:
         ({"lamda_u": 3}, "unknown setting of method 'mixmatch' 'lamda_u': did you mean 'lambda_u'?"),
         ({"learning_rte": 3}, "unknown setting of method 'mixmatch' 'learning_rte': did you mean 'learning_rate'?"),
         ({"method": "mixmtch"}, "unknown method 'mixmtch': did you mean 'mixmatch'?"),
-        ({"method": "supervised", "alpha": 3}, "unknown setting of method 'supervised' 'alpha'"),
+        (
+            {"method": "supervised", "alpha": 3},
+            "unknown setting of method 'supervised' 'alpha': it is one of mixmatch",
+        ),
         ({"data": "cifar10"}, "unknown setting of method 'mixmatch' 'data'"),
         ({"method_settings": {}}, "unknown setting of method 'mixmatch' 'method_settings'"),
     ],

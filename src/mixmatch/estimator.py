@@ -27,7 +27,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from mixmatch import api, networks
 from mixmatch import settings as settings_
 from mixmatch.classifier import Classifier
-from mixmatch.data.arrays import to_images
+from mixmatch.data.arrays import scale_of, to_images
 from mixmatch.data.source import UNKNOWN, Features, Images, Rows, Source
 from mixmatch.data.split import Split
 from mixmatch.data.table import Encoding, fit_numbers
@@ -223,8 +223,10 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _training_rows(self, X: Any, y: Any) -> tuple[Array, Encoding | None]:
         if _are_images(X):
-            images, _ = to_images([np.asarray(X)], "X")
-            return images, None
+            pixels = np.asarray(X)
+            # A batch of dark images does not tell by itself that values go to 255.
+            self._scale = None if pixels.dtype == np.uint8 else scale_of([pixels], "X")
+            return to_images([pixels], "X", self._scale)[0], None
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         matrix = validate_data(self, X, dtype="numeric", ensure_all_finite="allow-nan")
@@ -235,7 +237,7 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if len(self.model_.input_shape) == 3:
             if not _are_images(X):
                 raise ValueError(f"X has shape {np.shape(X)}, but the classifier was fitted to images")
-            return to_images([np.asarray(X)], "X")[0]
+            return to_images([np.asarray(X)], "X", self._scale)[0]
         matrix = validate_data(self, X, reset=False, dtype="numeric", ensure_all_finite="allow-nan")
         encoded: Array = self.model_.encode(matrix)
         return encoded

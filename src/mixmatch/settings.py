@@ -152,6 +152,9 @@ def resolve(data: str, given: Mapping[str, Any], own: Kind | None = None) -> Set
     of_run = {f.name for f in dataclasses.fields(Settings)} - {"data", "data_options", "method_settings"}
     for name in given:
         if name not in of_run and name not in of_method:
+            others = [other for other in methods.METHODS if name in methods.settings_of(other)]
+            if others:
+                raise MixMatchError(f"unknown setting of method '{method}' '{name}': it is one of {', '.join(others)}")
             raise unknown(f"setting of method '{method}'", name, [*of_run, *of_method])
     presets = OWN[own] if own else _presets(data, method)
     values = {**of_method, **presets, **given}

@@ -67,10 +67,11 @@ def test_a_dry_run_for_people(call: Call, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("mixmatch.cli.reproduce.Estimator.seconds", lambda self, settings: 3600.0)
     result = call("reproduce", "stl10", "--labels", 1000, 5000, "--steps", 16384, "--dry-run")
     assert result.code == 0, result.err
-    lines = [line for line in result.out.splitlines() if "stl10" in line]
+    lines = [line for line in result.out.splitlines() if " stl10 " in line]
     assert [line.split()[2:4] for line in lines] == [["1000", str(seed)] for seed in (1, 2, 3, 4, 5)] + [["5000", "1"]]
-    assert all("16,384" in line and "wrn-28-2-stl10 wd=0.02" in line and "1:00:00" in line for line in lines)
-    assert "lambda_u=50.0" in result.out
+    assert all("16,384" in line and "1:00:00" in line for line in lines)
+    settings = [line for line in result.out.splitlines() if "lambda_u=50.0" in line]
+    assert [line.startswith("MixMatch, stl10: wrn-28-2-stl10 weight_decay=0.02 ") for line in settings] == [True]
     assert result.out.splitlines()[-1].startswith("6 runs, about 6:00:00 left on this machine")
 
 
@@ -206,7 +207,8 @@ def test_the_curve_of_a_run(trained: Path, run: Call, tmp_path: Path) -> None:
     [
         (["result.json", "-o", "curve.md"], "--curve needs a picture to draw"),
         (["result.json"], "--curve needs a picture to draw"),
-        (["missing.json", "-o", "curve.png"], "missing.json is not a record of a finished run: it cannot be read"),
+        (["missing.json", "-o", "curve.png"], "missing.json does not exist"),
+        ([".", "-o", "curve.png"], ". is no finished run: finish it with train --resume"),
         (["config.json", "-o", "curve.png"], "config.json is not a record of a finished run: it has no data"),
     ],
 )

@@ -10,7 +10,7 @@ import typer
 
 from mixmatch import __version__
 from mixmatch.cli import compare, data, evaluate, export, pate, pate_train, predict, report, reproduce, train
-from mixmatch.cli.options import ManyValues
+from mixmatch.cli.options import ManyValues, unwrapped
 from mixmatch.errors import MixMatchError
 from mixmatch.training.engine import Interrupted
 
@@ -44,6 +44,10 @@ pate.app.command()(pate_train.teachers)
 pate.app.command()(pate_train.student)
 pate.app.command()(pate_train.run)
 app.add_typer(pate.app)
+for group in (app, data.app, pate.app):
+    group.info.help = unwrapped(str(group.info.help))
+    for command in group.registered_commands:
+        command.help = unwrapped(command.callback.__doc__ or "" if command.callback else "")
 
 
 def _version(wanted: bool) -> None:

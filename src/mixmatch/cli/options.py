@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -57,6 +58,15 @@ class ManyValues(TyperCommand):
                 spread.append(option)
             spread.append(arg)
         return super().parse_args(ctx, spread)
+
+
+def unwrapped(text: str) -> str:
+    """A help text whose paragraphs are wrapped by the terminal, not by the source.
+
+    >>> unwrapped("What it does.\\n\\n    More of it,\\n    and more.\\n\\n      mixmatch train\\n    ")
+    'What it does.\\n\\nMore of it, and more.\\n\\nmixmatch train'
+    """
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n"))
 
 
 def parse_labels(value: str | None) -> int | str | None:

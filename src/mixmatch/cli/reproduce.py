@@ -117,7 +117,11 @@ def results_page(
     if curve is not None:
         if output is None or output.suffix.lower() not in (".png", ".svg", ".pdf"):
             raise MixMatchError("--curve needs a picture to draw: --output FILE, which ends in .png, .svg or .pdf")
-        figures.curve(records.load(curve / "result.json" if curve.is_dir() else curve), output)
+        record = curve / "result.json" if curve.is_dir() else curve
+        if not record.exists():
+            unfinished = "is no finished run: finish it with train --resume" if curve.is_dir() else "does not exist"
+            raise MixMatchError(f"{curve} {unfinished}")
+        figures.curve(records.load(record), output)
         return
     if not results.is_dir():
         raise MixMatchError(f"there is no folder of records {results}")
@@ -152,19 +156,19 @@ def _list(name: str, runs: list[Planned], out: Path, results: Path, device: str,
     if as_json:
         print_json({"runs": rows})
         return
-    screen = Screen("row", "data", "labels", "seed", "steps", box=box.SIMPLE)
-    screen.add_column("settings", overflow="fold")
-    screen.add_column("time")
-    screen.add_column("state")
+    screen = Screen("row", "data", "labels", "seed", "steps", "time", "state", box=box.SIMPLE)
+    settings: dict[str, None] = {}
     for row in rows:
         of_method = " ".join(f"{key}={value}" for key, value in row["settings"]["method_settings"].items())
-        settings = f"{row['settings']['network']} wd={row['settings']['weight_decay']} {of_method}"
+        of_run = f"{row['settings']['network']} weight_decay={row['settings']['weight_decay']}"
+        settings[f"{row['row']}, {row['data']}: {of_run} {of_method}"] = None
         screen.add_row(
-            row["row"], row["data"], str(row["labels"]), str(row["seed"]), f"{row['steps']:,}", settings,
+            row["row"], row["data"], str(row["labels"]), str(row["seed"]), f"{row['steps']:,}",
             duration(row["seconds"]), row["state"],
         )  # fmt: skip
     left = sum(row["seconds"] for row in rows if row["state"] != "finished")
     console().print(screen)
+    console().print("\n".join(settings), soft_wrap=True, markup=False)
     runs_text = "1 run" if len(rows) == 1 else f"{len(rows)} runs"
     console().print(f"{runs_text}, about {duration(left)} left on this machine, by a short trial")
 

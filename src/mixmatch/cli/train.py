@@ -162,11 +162,11 @@ def train(
 
       mixmatch train svhn --method supervised --labels all --precision bf16
 
-      mixmatch train photos/ --out runs/photos      (photos/CLASS/* labeled, photos/unlabeled/*)
+      mixmatch train photos/ --out runs/photos  # photos/CLASS/* labeled, photos/unlabeled/*
 
-      mixmatch train patients.csv --label-column diagnosis      (empty where it is not known)
+      mixmatch train patients.csv --label-column diagnosis  # empty where it is not known
 
-      mixmatch train embeddings.npz      (x: numbers, y: classes, -1 where not known)
+      mixmatch train embeddings.npz  # x: numbers, y: classes, -1 where not known
     """
     run = ("data", "out", "resume", "checkpoint", "checkpoint_every", "device", "compile", "data_dir", "strict")
     own = ("labels_file", "image_size", "label_column", "part_column", "ignore", "baseline")

@@ -261,8 +261,11 @@ def _is_constant(values: Array) -> bool:
 # ---------------------------------------------------------------------------------------------------------- images
 
 
-def to_images(blocks: Sequence[Array], name: str) -> tuple[npt.NDArray[np.uint8], list[Finding]]:
-    """Arrays (N, H, W) or (N, H, W, C) as one uint8 array (N, H, W, C), and what had to be converted for it."""
+def to_images(
+    blocks: Sequence[Array], name: str, scale: int | None = None
+) -> tuple[npt.NDArray[np.uint8], list[Finding]]:
+    """Arrays (N, H, W) or (N, H, W, C) as one uint8 array (N, H, W, C), and what had to be converted for it. Numbers
+    are multiplied by `scale`; by default it is found out from all of them."""
     findings = []
     if _channels_first(blocks[0].shape):
         blocks = [x.transpose(0, 2, 3, 1) for x in blocks]
@@ -271,7 +274,8 @@ def to_images(blocks: Sequence[Array], name: str) -> tuple[npt.NDArray[np.uint8]
     blocks = [x[..., None] if x.ndim == 3 else x for x in blocks]
     if all(x.dtype == np.uint8 for x in blocks):
         return (blocks[0] if len(blocks) == 1 else np.concatenate(blocks)), findings
-    scale = _scale(blocks, name)
+    found = scale_of(blocks, name)
+    scale = found if scale is None else scale
     out = np.empty((sum(map(len, blocks)), *blocks[0].shape[1:]), np.uint8)
     row = 0
     for x in blocks:
@@ -289,7 +293,7 @@ def _channels_first(shape: tuple[int, ...]) -> bool:
     return len(shape) == 4 and shape[1] in (1, 3, 4) and shape[3] > 4
 
 
-def _scale(blocks: Sequence[Array], name: str) -> int:
+def scale_of(blocks: Sequence[Array], name: str) -> int:
     """255 for values in 0..1, 1 for values in 0..255; train and test are judged together."""
     if blocks[0].dtype == bool:
         return 255
