@@ -208,7 +208,7 @@ def test_the_curve_of_a_run(trained: Path, run: Call, tmp_path: Path) -> None:
         (["result.json", "-o", "curve.md"], "--curve needs a picture to draw"),
         (["result.json"], "--curve needs a picture to draw"),
         (["missing.json", "-o", "curve.png"], "missing.json does not exist"),
-        ([".", "-o", "curve.png"], ". is no finished run: finish it with train --resume"),
+        (["checkpoint", "-o", "curve.png"], "checkpoint is no finished run: finish it with train --resume"),
         (["config.json", "-o", "curve.png"], "config.json is not a record of a finished run: it has no data"),
     ],
 )
