@@ -524,6 +524,15 @@ def test_a_run_that_goes_on_after_its_end_gives_its_checkpoint(tmp_path: Path, g
     np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
+def test_a_finished_run_without_a_checkpoint_cannot_be_taken_further(tmp_path: Path) -> None:
+    train(tmp_path, steps=8)
+    shutil.rmtree(tmp_path / "checkpoint")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(MixMatchError, match="is finished and has no checkpoint to go on from"):
+        train(tmp_path, resume=True, steps=20)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 def test_a_run_without_a_checkpoint(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((finished / "config.json").read_bytes())
     with pytest.raises(MixMatchError, match="has no model yet: its training has not reached a checkpoint"):

@@ -479,6 +479,10 @@ def _begin_or_go_on(
             f"the data has changed since {run.path} was started ({what}): start again in another folder"
         )
     saved = run.load_checkpoint(name)
+    if saved is None and run.result() is not None:
+        raise MixMatchError(
+            f"{run.path} is finished and has no checkpoint to go on from: start again in another folder"
+        )
     if saved is not None and saved.step > settings.steps:
         raise MixMatchError(
             f"{run.path} has taken {saved.step:,} steps already: it cannot end after {settings.steps:,}"

@@ -224,9 +224,9 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _training_rows(self, X: Any, y: Any) -> tuple[Array, Encoding | None]:
         if _are_images(X):
             pixels = np.asarray(X)
-            # A batch of dark images does not tell by itself that values go to 255.
-            self._scale = None if pixels.dtype == np.uint8 else scale_of([pixels], "X")
-            return to_images([pixels], "X", self._scale)[0], None
+            whole = pixels.dtype.kind == "f" and scale_of([pixels], "X") == 1
+            self._whole = pixels.dtype if whole else None
+            return to_images([pixels], "X")[0], None
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         matrix = validate_data(self, X, dtype="numeric", ensure_all_finite="allow-nan")
@@ -237,7 +237,10 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if len(self.model_.input_shape) == 3:
             if not _are_images(X):
                 raise ValueError(f"X has shape {np.shape(X)}, but the classifier was fitted to images")
-            return to_images([np.asarray(X)], "X", self._scale)[0]
+            pixels = np.asarray(X)
+            # A batch of dark images does not tell by itself that its values go to 255, as those of training did.
+            dark = getattr(self, "_whole", None) == pixels.dtype
+            return to_images([pixels], "X", 1 if dark else None)[0]
         matrix = validate_data(self, X, reset=False, dtype="numeric", ensure_all_finite="allow-nan")
         encoded: Array = self.model_.encode(matrix)
         return encoded

@@ -218,12 +218,12 @@ def from_dict(values: Mapping[str, Any]) -> Settings:
 
 def differences(a: Settings, b: Settings) -> list[str]:
     """What differs, as lines like 'steps: 100 -> 200'."""
-    flat_a, flat_b = _flat(a), _flat(b)
+    flat_a, flat_b = ({**_flat(s), **_flat(s)["data_options"]} for s in (a, b))
     names = [*flat_a, *(name for name in flat_b if name not in flat_a)]
     return [
         f"{name}: {_short(flat_a.get(name, 'not set'))} -> {_short(flat_b.get(name, 'not set'))}"
         for name in names
-        if flat_a.get(name) != flat_b.get(name)
+        if name != "data_options" and flat_a.get(name) != flat_b.get(name)
     ]
 
 

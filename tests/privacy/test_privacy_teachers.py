@@ -249,6 +249,13 @@ def test_the_size_of_a_private_folder(tmp_path):
     np.save(tmp_path / "public.npy", np.zeros((3, 40, 40, 1), np.uint8))
     train_teachers(str(folder), 2, tmp_path / "b", queries=str(tmp_path / "public.npy"), **TINY)
     assert shard_of(folder, tmp_path / "b", 0).shape[1:] == (40, 40, 1)
+    with pytest.raises(MixMatchError, match="begun with image_size 48, not 32"):
+        train_teachers(str(folder), 2, tmp_path / "a", resume=True, **TINY)
+    with pytest.raises(MixMatchError, match="image size 0 must lie between 32 and 224"):
+        train_teachers(str(folder), 2, tmp_path / "c", image_size=0, **TINY)
+    np.save(tmp_path / "public.npy", np.zeros((3, 28, 36, 1), np.uint8))
+    with pytest.raises(MixMatchError, match="the public images are 28x36x1: images of a folder can be made like them"):
+        train_teachers(str(folder), 2, tmp_path / "c", queries=str(tmp_path / "public.npy"), **TINY)
     with pytest.raises(MixMatchError, match="--image-size is for a folder of your own images, not for 'digits'"):
         train_teachers("digits", 2, tmp_path / "c", image_size=48, **TINY)
 

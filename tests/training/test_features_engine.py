@@ -62,8 +62,9 @@ def test_a_batch_larger_than_the_data(tmp_path: Path) -> None:
 def test_a_batch_of_one(tmp_path: Path) -> None:
     """Batch norm cannot normalize a single row; a network without it can learn from one."""
     with pytest.raises(MixMatchError, match="batch_size=1: the batch norm of mlp needs at least 2 rows"):
-        mixmatch.train(source(), out=tmp_path / "run", **{**FAST, "batch_size": 1})
+        mixmatch.train(source(), out=tmp_path / "run", passes="official", **{**FAST, "batch_size": 1})
     assert not (tmp_path / "run").exists()
+    mixmatch.train(source(), out=tmp_path / "fused", passes="fused", **{**FAST, "batch_size": 1})
     mixmatch.train(source(), network=nn.Linear(5, 3), out=tmp_path / "run", **{**FAST, "batch_size": 1})
 
 

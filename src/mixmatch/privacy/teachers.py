@@ -23,6 +23,7 @@ from mixmatch import api, networks
 from mixmatch.data import holds_features, read_own
 from mixmatch.data import load as load_data
 from mixmatch.data.files import data_folder
+from mixmatch.data.folder import IMAGE_SIZES
 from mixmatch.data.source import UNKNOWN, Rows, Source
 from mixmatch.data.split import Indices, Split
 from mixmatch.draws import generator
@@ -109,8 +110,15 @@ def _reading(data: str, public: Rows | None, image_size: int | None) -> Record:
         if image_size is not None:
             raise MixMatchError(f"--image-size is for a folder of your own images, not for '{data}'")
         return {}
-    shape = (IMAGE_SIZE, IMAGE_SIZE, 3) if public is None else public.inputs.shape[1:]
-    return {"image_size": image_size or shape[0], "channels": shape[-1]}
+    if public is None:
+        return {"image_size": IMAGE_SIZE if image_size is None else image_size, "channels": 3}
+    height, width, channels = public.inputs.shape[1:]
+    if height != width or not IMAGE_SIZES[0] <= height <= IMAGE_SIZES[-1] or channels not in (1, 3):
+        raise MixMatchError(
+            f"the public images are {height}x{width}x{channels}: images of a folder can be made like them only if they "
+            f"are square, of {IMAGE_SIZES[0]} to {IMAGE_SIZES[-1]} pixels and gray or in color (1 or 3 channels)"
+        )
+    return {"image_size": height if image_size is None else image_size, "channels": channels}
 
 
 def train_all(jobs: Sequence[dict[str, Any]], say: Say = lambda text: None) -> list[Record]:
@@ -189,7 +197,7 @@ def train_teachers(
     given.setdefault("ema_decay", _ema_decay(data, method, given["steps"]))
     given.setdefault("eval_every", given["steps"])  # there is nothing to judge a teacher by
     _check(data, source, {"method": method, "labels": count, **given}, device)
-    about = _shards_record(data, source, shards, seed, contiguous)
+    about = {**_shards_record(data, source, shards, seed, contiguous), **reading}
     _begin(out, about, shards, resume)
     if left := len(labelable(source)) - teachers * len(shards[0]):
         say(f"{left:,} private images are in no shard")

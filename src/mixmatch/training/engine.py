@@ -69,7 +69,8 @@ class Trainer:
                 f"no unlabeled {source.noun}s are left for method '{settings.method}': label fewer, add unlabeled "
                 "ones, or use --method supervised"
             )
-        if settings.batch_size == 1 and len(source.input_shape) == 1 and any(map(_is_norm, network.modules())):
+        single = settings.batch_size == 1 and settings.method_settings.get("passes") != "fused"  # these join batches
+        if single and len(source.input_shape) == 1 and any(map(_is_norm, network.modules())):
             raise MixMatchError(f"batch_size=1: the batch norm of {settings.network} needs at least 2 rows in a batch")
         augment = augmentation(source, pad=settings.pad, flip=settings.flip, noise=settings.noise, mask=settings.mask)
         self.recipe = Recipe(method, augment, len(source.classes), settings.steps)

@@ -148,7 +148,8 @@ class RunFolder:
     def _forget_end(self) -> None:
         """Remove what a finished run has: until there is another, its newest checkpoint is its model."""
         (self.path / "result.json").unlink(missing_ok=True)
-        self.model.unlink(missing_ok=True)
+        if checkpoint.list_checkpoints(self.checkpoints):
+            self.model.unlink(missing_ok=True)
 
     def _write(self, name: str, content: Record) -> None:
         checkpoint.replace_durably(self.path / name, json.dumps(content, indent=1).encode())
