@@ -144,7 +144,7 @@ def test_going_on_with_other_answers_is_refused(trained):
         train_students(prepare("digits-test", asked(every=4)), out, resume=True, **TINY)
     other = asked()
     other.labels[1] = (other.labels[1] + 1) % 10
-    with pytest.raises(MixMatchError, match="other settings \\(data_options: "):
+    with pytest.raises(MixMatchError, match="other settings \\(student: "):
         train_students(prepare("digits-test", other), out, resume=True, **TINY)
 
 
