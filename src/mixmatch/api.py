@@ -37,6 +37,8 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 
 WORTH_COMPILING = 4096
 """A run of so many steps on CUDA repays the minute it takes to compile them."""
+READING = ("labels_file", "image_size", "label_column", "part_column", "ignore")
+"""The options that tell how own data is read."""
 
 
 def train(
@@ -168,7 +170,7 @@ def _training(job: Mapping[str, Any], stop: engine.Stop, beside: bool) -> Genera
     if checkpoint_every is not None and checkpoint_every < 1:
         raise MixMatchError(f"checkpoint_every={checkpoint_every} must be 1 or more")
     settings = {**_of_split(data, split, settings), **settings}
-    reading = {name: options[name] for name in ("labels_file", "image_size", "label_column", "part_column", "ignore")}
+    reading = {name: options[name] for name in READING}
     if reading["labels_file"] is not None:
         reading["labels_file"] = str(reading["labels_file"])
     reading["ignore"] = list(reading["ignore"] or ()) or None

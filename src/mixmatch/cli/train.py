@@ -169,7 +169,7 @@ def train(
       mixmatch train embeddings.npz  # x: numbers, y: classes, -1 where not known
     """
     run = ("data", "out", "resume", "checkpoint", "checkpoint_every", "device", "compile", "data_dir", "strict")
-    own = ("labels_file", "image_size", "label_column", "part_column", "ignore", "baseline")
+    own = (*api.READING, "baseline")
     given: dict[str, Any] = {
         name: value for name, value in locals().items() if name not in (*run, *own, "run", "own", "quiet", "as_json")
     }

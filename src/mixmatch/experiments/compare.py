@@ -16,8 +16,6 @@ from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record, RunFolder
 
 COLORS = ("#d1495b", "#00798c", "#edae49", "#30638e", "#7b4b94", "#3f8f5f", "#8c564b", "#555555", "#e377c2")
-READING = ("labels_file", "image_size", "label_column", "part_column", "ignore")
-"""The options that tell how own data is read."""
 
 
 def compare(
@@ -58,7 +56,7 @@ def _refuse_without_test(data: str, options: Mapping[str, Any]) -> None:
     if not api.is_own(data):
         return
     given = {name: options[name] for name in ("labels", "valid") if options.get(name) is not None}
-    reading = {name: options[name] for name in READING if options.get(name)}
+    reading = {name: options[name] for name in api.READING if options.get(name)}
     settings = replace(resolve(data, given, api.kind_of(data)), data_options=reading)
     _, split, basis = api.open_data(settings)
     if len(split.test) == 0:
