@@ -97,7 +97,7 @@ def write_photos(folder: Path, images: int, width: int, height: int) -> None:
 
 
 def measure(way: str, folder: Path) -> dict[str, float]:
-    from mixmatch.data.folder import read_folder
+    from mixmatch.data.user.folder import read_folder
 
     def read(cache: str) -> Callable[[Callable[..., None]], Any]:
         return lambda watch: read_folder(folder, image_size=SIZE, cache_dir=folder / cache, progress=watch)
@@ -153,7 +153,7 @@ def in_processes(folder: Path, watch: Callable[..., None]) -> list[np.ndarray]:
 
 
 def decoded(path: Path) -> np.ndarray:
-    from mixmatch.data.images import decode
+    from mixmatch.data.user.images import decode
 
     return decode(path, SIZE, SIZE, 3)[0]
 

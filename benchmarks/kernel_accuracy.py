@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mixmatch import networks
-from mixmatch.networks import fused
+from mixmatch.networks.cuda import wide_resnet as fused
 from mixmatch.training.model import full_fp32
 
 BATCHES, SIZE = 3, 64

@@ -36,7 +36,7 @@ from mixmatch.api import default_precision, pick_device
 from mixmatch.data.source import Images, Source
 from mixmatch.data.split import make_split
 from mixmatch.settings import Settings, resolve
-from mixmatch.training.engine import Trainer
+from mixmatch.training.trainer import Trainer
 
 CLASSES, SIZE = 10, 32
 TURN = 32

@@ -1,4 +1,4 @@
-"""Find the fastest tiles for the kernels of `mixmatch.networks.fused` on this GPU, and write them to its table.
+"""Find the fastest tiles for the kernels in `mixmatch.networks.cuda` on this GPU, and write them to its table.
 
     python benchmarks/tune_kernels.py                     # minutes; needs a GPU
     python benchmarks/tune_kernels.py --output mine.json  # look first
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from mixmatch.networks import fused
+from mixmatch.networks.cuda import wide_resnet as fused
 
 IMAGES, GROUPS, STREAMS = 192, 3, 3
 
@@ -90,7 +90,7 @@ def candidates(kind: str, in_channels: int, out_channels: int, span: int) -> Ite
 
 def tune(job: Job) -> tuple[str, list[tuple[Times, tuple[int, ...]]], Times]:
     """Times of a job's tiles, and cuDNN's."""
-    from mixmatch.networks import kernels
+    from mixmatch.networks.cuda import kernels
 
     into, out, size, stride = job.in_channels, job.out_channels, job.size, job.stride
     kind = job.kind.removeprefix("boxes ")

@@ -23,8 +23,8 @@ from torch import Tensor
 import mixmatch
 from mixmatch import functional
 from mixmatch.api import pick_device
+from mixmatch.augment.augment import to_unit_range
 from mixmatch.data import load
-from mixmatch.data.augment import to_unit_range
 from mixmatch.methods.vat import VAT, _unit
 from mixmatch.settings import from_dict
 from mixmatch.training.model import Model

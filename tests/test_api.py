@@ -24,11 +24,11 @@ from mixmatch.data.source import UNKNOWN, Images, Source
 from mixmatch.data.split import make_split
 from mixmatch.errors import MixMatchError
 from mixmatch.settings import resolve
-from mixmatch.training import engine
 from mixmatch.training import record as records
-from mixmatch.training.engine import Interrupted
+from mixmatch.training import trainer as engine
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunFolder
+from mixmatch.training.trainer import Interrupted
 
 CLASSES = ("cat", "dog", "elk")
 TINY: dict[str, Any] = {"labels": 6, "batch_size": 5, "pad": 1, "steps": 11, "eval_every": 4, "ema_decay": 0.8}
@@ -46,7 +46,7 @@ def tiny_source(count: int = 40, name: str = "tiny") -> Source:
     return Source(name, CLASSES, part(count), part(90))
 
 
-class Own(nn.Module):
+class UserData(nn.Module):
     def __init__(self, width: int = 8) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -62,7 +62,7 @@ class Own(nn.Module):
 def train(out: Path, network: nn.Module | str | None = None, **given: Any) -> dict[str, Any]:
     data = given.pop("data", None) or tiny_source()
     return mixmatch.train(
-        data, out=out, network=network or Own(), **{"reporter": Quiet(), "device": "cpu", **TINY, **given}
+        data, out=out, network=network or UserData(), **{"reporter": Quiet(), "device": "cpu", **TINY, **given}
     )
 
 
@@ -102,7 +102,7 @@ def test_the_record_tells_what_was_done(finished: Path) -> None:
     errors = [point["error"] for point in record["curve"]]
     assert record["error"] == sorted(errors)[1]
     assert (record["last_error"], record["median_of"]) == (errors[-1], 3)
-    assert record["settings"]["network"] == "custom:Own"
+    assert record["settings"]["network"] == "custom:UserData"
     assert record["split"] == {"hash": record["split"]["hash"], "labeled": 6, "unlabeled": 34, "valid": 0, "test": 90}
     assert record["versions"]["torch"] == torch.__version__
     config = json.loads((finished / "config.json").read_text())
@@ -136,7 +136,7 @@ def test_resuming_with_other_settings_lists_them(finished: Path) -> None:
         train(finished, resume=True, method="supervised")
     with pytest.raises(MixMatchError, match="data: tiny -> other"):
         train(finished, resume=True, data=tiny_source(name="other"))
-    with pytest.raises(MixMatchError, match="network: custom:Own -> custom:Linear"):
+    with pytest.raises(MixMatchError, match="network: custom:UserData -> custom:Linear"):
         train(finished, resume=True, network=nn.Linear(1, 1))
 
 
@@ -292,11 +292,11 @@ def test_another_process_in_the_folder_meanwhile(
 
 def test_a_network_that_changed_since_is_refused(stopped: Path) -> None:
     with pytest.raises(MixMatchError, match="is of another network"):
-        train(stopped, resume=True, network=Own(width=9))
+        train(stopped, resume=True, network=UserData(width=9))
 
 
 def test_an_own_network_has_to_be_given_again(stopped: Path) -> None:
-    with pytest.raises(MixMatchError, match="network of your own, Own: pass it"):
+    with pytest.raises(MixMatchError, match="network of your own, UserData: pass it"):
         mixmatch.train(tiny_source(), out=stopped, resume=True, reporter=Quiet(), device="cpu")
 
 
@@ -330,7 +330,7 @@ def test_a_device_that_is_not_there(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(MixMatchError, match="device 'cuda' is not available here: use --device cpu"):
         train(tmp_path / "run", device="cuda")
     with pytest.raises(MixMatchError, match="device 'cuda:0' is not available here"):
-        mixmatch.load(finished, device="cuda:0", network=Own())
+        mixmatch.load(finished, device="cuda:0", network=UserData())
 
 
 def test_settings_of_none_are_as_if_not_given(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_settings_of_none_are_as_if_not_given(tmp_path: Path) -> None:
 
 
 def test_random_numbers_of_the_caller_are_left_alone(tmp_path: Path) -> None:
-    network = Own()
+    network = UserData()
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -415,7 +415,7 @@ def test_a_run_goes_on_as_it_was_begun(
         ("cuda", "wrn-28-2", (3, 32, 32), False, "bf16"),
         ("cuda", "wrn-small", (1, 8, 8), False, "bf16"),
         ("cuda", "mlp", (64,), True, "fp32"),
-        ("cuda", "custom:Own", (64,), True, "fp32"),
+        ("cuda", "custom:UserData", (64,), True, "fp32"),
         ("cpu", "wrn-28-2", (3, 32, 32), True, "bf16"),
         ("cpu", "wrn-28-2", (3, 32, 32), False, "fp32"),
         ("cpu", "wrn-28-2", (3, 24, 23), True, "fp32"),
@@ -435,7 +435,7 @@ def test_the_default_precision(
 
 def by_hand(weights: Mapping[str, Tensor], images: np.ndarray) -> np.ndarray:
     """Probabilities in float64."""
-    network = Own().double()
+    network = UserData().double()
     network.load_state_dict({name: value.double() for name, value in weights.items()})
     network.eval()
     x = torch.from_numpy((images.astype(np.float64) * 2 / 255 - 1).transpose(0, 3, 1, 2).copy())
@@ -446,7 +446,7 @@ def by_hand(weights: Mapping[str, Tensor], images: np.ndarray) -> np.ndarray:
 
 
 def test_the_classifier_is_the_averaged_model(finished: Path) -> None:
-    classifier = mixmatch.load(finished, network=Own(), device="cpu")
+    classifier = mixmatch.load(finished, network=UserData(), device="cpu")
     assert classifier.classes == CLASSES
     assert classifier.input_shape == (2, 6, 5)
     source = tiny_source()
@@ -466,12 +466,12 @@ def test_the_classifier_is_the_averaged_model(finished: Path) -> None:
 
 def test_from_the_file_itself(finished: Path) -> None:
     images = tiny_source().test.images
-    a = mixmatch.load(str(finished / "model.safetensors"), network=Own()).predict_proba(images)
-    np.testing.assert_array_equal(a, mixmatch.load(finished, network=Own()).predict_proba(images))
+    a = mixmatch.load(str(finished / "model.safetensors"), network=UserData()).predict_proba(images)
+    np.testing.assert_array_equal(a, mixmatch.load(finished, network=UserData()).predict_proba(images))
 
 
 def test_one_image_or_none(finished: Path) -> None:
-    classifier = mixmatch.load(finished, network=Own())
+    classifier = mixmatch.load(finished, network=UserData())
     images = tiny_source().test.images
     np.testing.assert_allclose(classifier.predict_proba(images[3:4])[0], classifier.predict_proba(images)[3], atol=1e-6)
     assert classifier.predict_proba(images[:0]).shape == (0, 3)
@@ -484,7 +484,7 @@ def test_one_image_or_none(finished: Path) -> None:
 )
 def test_other_images_are_refused(finished: Path, images: Any) -> None:
     with pytest.raises(MixMatchError, match=r"takes uint8 images of shape \(N, 6, 5, 2\), not"):
-        mixmatch.load(finished, network=Own()).predict_proba(images)
+        mixmatch.load(finished, network=UserData()).predict_proba(images)
 
 
 def test_the_file_tells_what_it_takes_to_use_it(finished: Path) -> None:
@@ -493,7 +493,7 @@ def test_the_file_tells_what_it_takes_to_use_it(finished: Path) -> None:
     assert json.loads(about["classes"]) == ["cat", "dog", "elk"]
     assert json.loads(about["input_shape"]) == [2, 6, 5]
     assert about["normalization"] == "pixel * 2 / 255 - 1"
-    assert about["network"] == "custom:Own"
+    assert about["network"] == "custom:UserData"
 
 
 def test_an_unfinished_run_gives_its_checkpoint(stopped: Path) -> None:
@@ -501,14 +501,14 @@ def test_an_unfinished_run_gives_its_checkpoint(stopped: Path) -> None:
     saved = RunFolder(stopped).load_checkpoint()
     assert saved is not None
     assert saved.step == 4
-    classifier = mixmatch.load(stopped, network=Own(), device="cpu")
+    classifier = mixmatch.load(stopped, network=UserData(), device="cpu")
     assert classifier.classes == CLASSES
     expected = by_hand({**saved.weights, **saved.ema}, images)
     np.testing.assert_allclose(classifier.predict_proba(images), expected, atol=1e-5)
-    with pytest.raises(MixMatchError, match="network of your own, Own: pass it to load"):
+    with pytest.raises(MixMatchError, match="network of your own, UserData: pass it to load"):
         mixmatch.load(stopped)
     with pytest.raises(MixMatchError, match="does not fit its network"):
-        mixmatch.load(stopped, network=Own(width=9))
+        mixmatch.load(stopped, network=UserData(width=9))
 
 
 @pytest.mark.parametrize("given", [{"steps": 20}, {"checkpoint": "step-00000004"}])
@@ -520,7 +520,7 @@ def test_a_run_that_goes_on_after_its_end_gives_its_checkpoint(tmp_path: Path, g
     assert saved is not None
     images = tiny_source().test.images
     expected = by_hand({**saved.weights, **saved.ema}, images)
-    got = mixmatch.load(tmp_path, network=Own(), device="cpu").predict_proba(images)
+    got = mixmatch.load(tmp_path, network=UserData(), device="cpu").predict_proba(images)
     np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
@@ -536,7 +536,7 @@ def test_a_finished_run_without_a_checkpoint_cannot_be_taken_further(tmp_path: P
 def test_a_run_without_a_checkpoint(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((finished / "config.json").read_bytes())
     with pytest.raises(MixMatchError, match="has no model yet: its training has not reached a checkpoint"):
-        mixmatch.load(tmp_path, network=Own())
+        mixmatch.load(tmp_path, network=UserData())
 
 
 def test_what_is_not_a_run(tmp_path: Path) -> None:
@@ -546,10 +546,10 @@ def test_what_is_not_a_run(tmp_path: Path) -> None:
 
 
 def test_a_finished_own_network_has_to_be_given(finished: Path) -> None:
-    with pytest.raises(MixMatchError, match="network of your own, Own: pass it to load"):
+    with pytest.raises(MixMatchError, match="network of your own, UserData: pass it to load"):
         mixmatch.load(finished)
     with pytest.raises(MixMatchError, match="does not fit its network") as caught:
-        mixmatch.load(finished, network=Own(width=9))
+        mixmatch.load(finished, network=UserData(width=9))
     assert "\n" not in str(caught.value)
 
 
@@ -558,7 +558,7 @@ def test_a_model_file_cut_short(finished: Path, tmp_path: Path, keep: int) -> No
     path = tmp_path / "model.safetensors"
     path.write_bytes((finished / "model.safetensors").read_bytes()[:keep])
     with pytest.raises(MixMatchError, match=r"model\.safetensors cannot be read as a model"):
-        mixmatch.load(path, network=Own())
+        mixmatch.load(path, network=UserData())
 
 
 @pytest.mark.parametrize("where", [0, 8, 9, 30])
@@ -568,7 +568,7 @@ def test_a_model_file_with_a_damaged_header(finished: Path, tmp_path: Path, wher
     content[where] = 0xFF
     path.write_bytes(content)
     with pytest.raises(MixMatchError, match=r"model\.safetensors (cannot be read as a model|is not a model)"):
-        mixmatch.load(path, network=Own())
+        mixmatch.load(path, network=UserData())
 
 
 @pytest.mark.parametrize("name", ["classes", "input_shape", "network"])
@@ -578,7 +578,7 @@ def test_a_model_file_that_lacks_something(finished: Path, tmp_path: Path, name:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", about)
     with pytest.raises(MixMatchError, match=r"model\.safetensors cannot be read as a model"):
-        mixmatch.load(tmp_path / "model.safetensors", network=Own())
+        mixmatch.load(tmp_path / "model.safetensors", network=UserData())
 
 
 def test_someone_elses_file(tmp_path: Path) -> None:

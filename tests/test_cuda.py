@@ -21,9 +21,9 @@ from mixmatch.data.split import make_split
 from mixmatch.methods import METHODS
 from mixmatch.networks.wide_resnet import WideResNet
 from mixmatch.settings import resolve
-from mixmatch.training.engine import Trainer
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunFolder
+from mixmatch.training.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -138,7 +138,7 @@ def job(out: Path, seed: int, **given: Any) -> dict[str, Any]:
 
 def test_runs_side_by_side_end_as_they_do_alone(tmp_path: Path) -> None:
     methods = ["mixmatch", "mean-teacher", "supervised"]
-    beside = api.train_together([job(tmp_path / name, 1, method=name) for name in methods])
+    beside = api.train_many([job(tmp_path / name, 1, method=name) for name in methods])
     for name, record in zip(methods, beside, strict=True):
         assert isinstance(record, dict), record
         assert record["engine"]["recorded"]
@@ -155,7 +155,7 @@ def test_runs_that_are_over_give_their_memory_back(tmp_path: Path) -> None:
         gc.collect()
         taken.append(torch.cuda.memory_allocated() // MIB)
 
-    api.train_together([job(tmp_path / str(seed), seed) for seed in range(6)], 1, started)
+    api.train_many([job(tmp_path / str(seed), seed) for seed in range(6)], 1, started)
     assert max(taken[2:]) <= taken[1] + 4, taken
 
 
@@ -163,7 +163,7 @@ def test_what_does_not_fit_waits_for_the_others(tmp_path: Path) -> None:
     def starts(runs: int, name: str) -> list[int]:
         begun: list[int] = []
         jobs = [job(tmp_path / f"{name}{seed}", seed, steps=512) for seed in range(runs)]  # so long that all overlap
-        records = api.train_together(jobs, 4, begun.append)
+        records = api.train_many(jobs, 4, begun.append)
         assert all(isinstance(record, dict) for record in records), records
         return begun
 

@@ -18,20 +18,21 @@ from torch import nn
 from mixmatch import networks
 from mixmatch import settings as settings_
 from mixmatch.classifier import Classifier
-from mixmatch.data import SOURCES, holds_features, read_own, source_info
+from mixmatch.data import SOURCES, holds_features, read_user_data, source_info
 from mixmatch.data import load as load_data
-from mixmatch.data.own import Own
 from mixmatch.data.source import UNKNOWN, Features, Source, labels_sha256
 from mixmatch.data.split import Split, make_split
-from mixmatch.data.table import Encoding
+from mixmatch.data.user.rows import UserData
+from mixmatch.data.user.table import Encoding
 from mixmatch.draws import torch_seed
 from mixmatch.errors import MixMatchError, OutOfMemory
+from mixmatch.execution.here import SIDE_BY_SIDE, Turns, draws_itself
 from mixmatch.settings import Kind, Precision, Settings
-from mixmatch.training import engine, progress
+from mixmatch.training import progress
+from mixmatch.training import trainer as engine
 from mixmatch.training.checkpoint import Checkpoint
 from mixmatch.training.record import make_record
 from mixmatch.training.run import Record, RunFolder
-from mixmatch.training.together import SIDE_BY_SIDE, Turns, draws_itself
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -100,13 +101,13 @@ def train(
         Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
     """
     given = {name: value for name, value in locals().items() if name != "settings"}
-    (outcome,) = train_together([{**given, **settings}], limit=1)
+    (outcome,) = train_many([{**given, **settings}], limit=1)
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
 
 
-def train_together(
+def train_many(
     jobs: Sequence[Mapping[str, Any]],
     limit: int | None = None,
     started: Callable[[int], None] = lambda number: None,
@@ -175,7 +176,7 @@ def _training(job: Mapping[str, Any], stop: engine.Stop, beside: bool) -> Genera
         reading["labels_file"] = str(reading["labels_file"])
     reading["ignore"] = list(reading["ignore"] or ()) or None
     reading = {name: value for name, value in reading.items() if value is not None}
-    if reading and not (isinstance(data, str) and is_own(data)):
+    if reading and not (isinstance(data, str) and is_path(data)):
         if isinstance(data, str):
             source_info(data)  # there may be no such thing at all
         given = " and ".join(f"--{option.replace('_', '-')}" for option in reading)
@@ -305,11 +306,11 @@ def pick_device(name: str) -> torch.device:
 
 
 def default_folder(settings: Settings) -> Path:
-    data = Path(settings.data).resolve().name if is_own(settings.data) else settings.data
+    data = Path(settings.data).resolve().name if is_path(settings.data) else settings.data
     return Path("runs") / f"{data}-{settings.method}-{settings.labels}-seed{settings.seed}"
 
 
-def is_own(data: str) -> bool:
+def is_path(data: str) -> bool:
     """Whether a name is a path to own data, not a built-in data set nor the public part of one, as in "svhn-test"."""
     return data.removesuffix("-test") not in SOURCES and Path(data).exists()
 
@@ -318,14 +319,14 @@ def kind_of(data: str | Source) -> Kind | None:
     """Which of the settings for own data apply: those for images, those for features, or none."""
     if not isinstance(data, str):
         return "features" if isinstance(data.train, Features) else None
-    if not is_own(data):
+    if not is_path(data):
         return None
     return "features" if holds_features(Path(data)) else "images"
 
 
-def open_own(settings: Settings) -> Own:
+def open_user_data(settings: Settings) -> UserData:
     """A person's own data, read as the settings say."""
-    return read_own(Path(settings.data), **settings.data_options)
+    return read_user_data(Path(settings.data), **settings.data_options)
 
 
 def open_data(
@@ -340,15 +341,15 @@ def open_data(
         from mixmatch.privacy.teachers import open_shard
 
         return open_shard(settings, data_dir, strict=strict)
-    if not is_own(settings.data):
+    if not is_path(settings.data):
         source = load_data(settings.data, data_dir, strict=strict)
         split = make_split(source, settings.labels, settings.seed, settings.valid)
         return source, split, f"judged by its {len(split.test):,} test images"
-    from mixmatch.data.hold_out import to_source
+    from mixmatch.data.user.hold_out import to_source
 
     if settings.labels != "all" or settings.valid:
         raise MixMatchError("own data is trained with all its labels: leave --labels and --valid away")
-    return to_source(open_own(settings), settings.seed)
+    return to_source(open_user_data(settings), settings.seed)
 
 
 def data_of_run(
@@ -437,7 +438,7 @@ def _continued(
             "or choose another folder (--out; out=)"
         )
     before = settings_.from_dict(run.config()["settings"])
-    if is_own(data) and Path(data).resolve() == Path(before.data).resolve():
+    if is_path(data) and Path(data).resolve() == Path(before.data).resolve():
         data = before.data  # only spelled otherwise
     flat = {**before.to_dict(), **before.method_settings}
     apart = ("data", "data_options", "method_settings")

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from mixmatch import networks
-from mixmatch.data.table import Encoding, Values
+from mixmatch.data.user.table import Encoding, Values
 from mixmatch.errors import MixMatchError
-from mixmatch.training.checkpoint import replace_durably, to_bytes
+from mixmatch.storage import replace_durably
+from mixmatch.training.checkpoint import to_bytes
 from mixmatch.training.evaluate import predict_logits
 
 NORMALIZATION = "pixel * 2 / 255 - 1"

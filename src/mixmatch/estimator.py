@@ -27,14 +27,14 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from mixmatch import api, networks
 from mixmatch import settings as settings_
 from mixmatch.classifier import Classifier
-from mixmatch.data.arrays import scale_of, to_images
 from mixmatch.data.source import UNKNOWN, Features, Images, Rows, Source
 from mixmatch.data.split import Split
-from mixmatch.data.table import Encoding, fit_numbers
+from mixmatch.data.user.arrays import scale_of, to_images
+from mixmatch.data.user.table import Encoding, fit_numbers
 from mixmatch.draws import torch_seed
 from mixmatch.errors import MixMatchError
 from mixmatch.training import progress
-from mixmatch.training.engine import CHUNK, NotFinite, Trainer
+from mixmatch.training.trainer import CHUNK, NotFinite, Trainer
 
 Array = npt.NDArray[Any]
 NOT_USED = {

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from mixmatch import __version__
+from mixmatch.augment.augment import to_unit_range
 from mixmatch.classifier import NORMALIZATION, Classifier
-from mixmatch.data.augment import to_unit_range
-from mixmatch.data.table import Numeric
+from mixmatch.data.user.table import Numeric
 from mixmatch.errors import MixMatchError
-from mixmatch.training.checkpoint import replace_durably
+from mixmatch.storage import replace_durably
 
 TOLERANCE = 1e-4
 """How far a probability of the exported model may be from the classifier's."""

@@ -98,7 +98,7 @@ OWN: dict[Kind, dict[str, Any]] = {
     },
 }
 """For a person's own data: images take a run of an afternoon on a laptop, features one of seconds. The weight of the
-unlabeled loss rises over a third of it. How the numbers for features were chosen: docs/own-data.md."""
+unlabeled loss rises over a third of it. How the numbers for features were chosen: docs/user-data.md."""
 
 METHOD_PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     ("digits", "mixmatch"): {"ramp": 333, "passes": "fused"},

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mixmatch
-from mixmatch.data.table import Encoding, fit
+from mixmatch.data.user.table import Encoding, fit
 
 FAST = ["--steps", "12", "--eval-every", "6", "--batch-size", "8", "--quiet", "--device", "cpu"]
 HEADER = ["size", "color", "id", "species"]

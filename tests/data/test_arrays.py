@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from sklearn.preprocessing import StandardScaler
 
-from mixmatch.data.arrays import read_arrays
-from mixmatch.data.own import Own, OwnData, OwnFeatures
 from mixmatch.data.source import UNKNOWN
-from mixmatch.data.table import Encoding
+from mixmatch.data.user.arrays import read_arrays
+from mixmatch.data.user.rows import UserData, UserImages, UserTable
+from mixmatch.data.user.table import Encoding
 from mixmatch.errors import MixMatchError
 
 random = np.random.default_rng(0)
@@ -27,19 +27,19 @@ def npz(folder: Path, **arrays: Any) -> Path:
     return folder / "own.npz"
 
 
-def kinds(own: Own) -> list[str]:
+def kinds(own: UserData) -> list[str]:
     return [finding.kind for finding in own.findings]
 
 
-def images_of(path: Path, **options: Any) -> OwnData:
+def images_of(path: Path, **options: Any) -> UserImages:
     own = read_arrays(path, **options)
-    assert isinstance(own, OwnData)
+    assert isinstance(own, UserImages)
     return own
 
 
-def features_of(path: Path, **options: Any) -> OwnFeatures:
+def features_of(path: Path, **options: Any) -> UserTable:
     own = read_arrays(path, **options)
-    assert isinstance(own, OwnFeatures)
+    assert isinstance(own, UserTable)
     return own
 
 

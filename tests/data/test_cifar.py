@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mixmatch.data import cifar, load
+from mixmatch.data import load
+from mixmatch.data.published import cifar
 from mixmatch.errors import MixMatchError
 
 BATCHES = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]

@@ -21,10 +21,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mixmatch.data import files
-from mixmatch.data.cache import cache_folder, decoded, temporary
-from mixmatch.data.files import Archive, Published, choose, data_folder, fetch, inspect
+from mixmatch.data.cache import cache_folder, decoded
+from mixmatch.data.published import files
+from mixmatch.data.published.files import Archive, Published, choose, data_folder, fetch, inspect
 from mixmatch.errors import MixMatchError
+from mixmatch.storage import temporary
 
 CONTENT = bytes(range(256)) * 5000
 

@@ -18,11 +18,11 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from mixmatch.data import folder as folder_module
-from mixmatch.data.folder import IMAGE_SIZES, Header, default_size, in_order, read_folder
-from mixmatch.data.images import find_images, read_image
-from mixmatch.data.own import Finding, OwnData
 from mixmatch.data.source import UNKNOWN
+from mixmatch.data.user import folder as folder_module
+from mixmatch.data.user.folder import IMAGE_SIZES, Header, default_size, in_order, read_folder
+from mixmatch.data.user.images import find_images, read_image
+from mixmatch.data.user.rows import Finding, UserImages
 from mixmatch.errors import MixMatchError
 
 DIGITS = np.rint(load_digits().images * (255 / 16)).astype(np.uint8)
@@ -39,7 +39,7 @@ def blank(path: Path, value: int, size: tuple[int, int] = (40, 40)) -> Path:
     return save(path, np.full(size[::-1], value))
 
 
-def kinds(own: OwnData) -> dict[str, Finding]:
+def kinds(own: UserImages) -> dict[str, Finding]:
     return {finding.kind: finding for finding in own.findings}
 
 
@@ -637,7 +637,7 @@ def test_in_order_keeps_the_order() -> None:
 PROGRAM = """if True:
     import pathlib, re, sys, threading, time
     import numpy, PIL.Image, PIL.JpegImagePlugin, PIL.ImageOps
-    from mixmatch.data.folder import read_folder
+    from mixmatch.data.user.folder import read_folder
     def memory():
         return int(re.search(r"RssAnon:\\s+(\\d+) kB", pathlib.Path("/proc/self/status").read_text())[1]) / 1000
     peak = before = memory()

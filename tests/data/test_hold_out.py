@@ -1,4 +1,4 @@
-"""Own data as a source and a split: what judges it, and that nothing judged is trained on."""
+"""UserData data as a source and a split: what judges it, and that nothing judged is trained on."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mixmatch.data.hold_out import to_source
-from mixmatch.data.own import OwnData
 from mixmatch.data.source import UNKNOWN
+from mixmatch.data.user.hold_out import to_source
+from mixmatch.data.user.rows import UserImages
 
 
-def own(per_class: list[int], unlabeled: int, test: list[int] = []) -> OwnData:  # noqa: B006
+def own(per_class: list[int], unlabeled: int, test: list[int] = []) -> UserImages:  # noqa: B006
     labels = [c for c, n in enumerate(per_class) for _ in range(n)] + [UNKNOWN] * unlabeled
     tested = [c for c, n in enumerate(test) for _ in range(n)]
     count = len(labels) + len(tested)
     images = np.arange(count, dtype=np.uint8).reshape(-1, 1, 1, 1) * np.ones((1, 4, 4, 3), np.uint8)
-    return OwnData(
+    return UserImages(
         name="mine",
         classes=tuple("abcdef"[: len(per_class)]),
         labels=np.array(labels + tested, np.int64),
@@ -27,7 +27,7 @@ def own(per_class: list[int], unlabeled: int, test: list[int] = []) -> OwnData: 
     )
 
 
-def in_files(data: OwnData) -> OwnData:
+def in_files(data: UserImages) -> UserImages:
     """The same images as a folder gives them: files have sizes."""
     return replace(data, sizes=np.full((len(data), 2), 4, np.int32))
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from mixmatch.data import SOURCES, load, svhn
+from mixmatch.data import SOURCES, load
+from mixmatch.data.published import svhn
 from mixmatch.errors import MixMatchError
 
 Part = tuple[np.ndarray, np.ndarray]
@@ -112,7 +113,7 @@ def test_missing_file_says_where_to_put_it(tmp_path: Path) -> None:
 
 def test_download_and_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way, with the download itself replaced by a copy."""
-    from mixmatch.data import files
+    from mixmatch.data.published import files
 
     published, folder = tmp_path / "published", tmp_path / "data"
     published.mkdir()

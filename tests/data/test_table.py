@@ -13,9 +13,9 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import StandardScaler
 
-from mixmatch.data.own import OwnFeatures
 from mixmatch.data.source import UNKNOWN
-from mixmatch.data.table import Categorical, Encoding, Numeric, fit_categories, read_csv, read_rows, read_table
+from mixmatch.data.user.rows import UserTable
+from mixmatch.data.user.table import Categorical, Encoding, Numeric, fit_categories, read_csv, read_rows, read_table
 from mixmatch.errors import MixMatchError
 
 PETS = """weight,color,note,label
@@ -34,7 +34,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def kinds(own: OwnFeatures) -> dict[str, str]:
+def kinds(own: UserTable) -> dict[str, str]:
     return {finding.kind: finding.message for finding in own.findings}
 
 

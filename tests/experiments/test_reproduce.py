@@ -17,12 +17,12 @@ from mixmatch import api
 from mixmatch.data import SOURCES
 from mixmatch.errors import MixMatchError
 from mixmatch.experiments import records, reproduce
-from mixmatch.experiments.report import table_markdown
+from mixmatch.experiments.paper_tables import table_markdown
 from mixmatch.experiments.reproduce import Estimator, find_table, finished, plan, run_all, state
 from mixmatch.experiments.tables import TABLES, Row, Table, Target
 from mixmatch.settings import resolve
-from mixmatch.training.engine import Interrupted
 from mixmatch.training.progress import Quiet
+from mixmatch.training.trainer import Interrupted
 
 TINY = {"batch_size": 4, "eval_every": 2}
 SMALL = Table(

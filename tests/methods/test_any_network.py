@@ -15,7 +15,7 @@ from mixmatch.methods import METHODS
 from mixmatch.training.progress import Quiet
 
 
-class Own(nn.Module):
+class UserData(nn.Module):
     """Strided convolutions, group norm, batch norm over features, dropout, a frozen layer, a head of its own."""
 
     def __init__(self) -> None:
@@ -36,14 +36,14 @@ def test_it_trains(method: str, tmp_path: Path) -> None:
     images = Images(rng.integers(0, 256, (60, 8, 8, 3), np.uint8), np.arange(60, dtype=np.int64) % 3)
     source = Source("mine", ("a", "b", "c"), images, images)
     torch.manual_seed(0)
-    network = Own()
+    network = UserData()
     before = {name: value.clone() for name, value in network.state_dict().items()}
     record = mixmatch.train(
         source, method=method, network=network, labels=9, steps=3, batch_size=6, pad=1, out=tmp_path / "run",
         reporter=Quiet(), device="cpu",
     )  # fmt: skip
-    after = mixmatch.load(tmp_path / "run", network=Own(), device="cpu").network.state_dict()
-    assert record["settings"]["network"] == "custom:Own"
+    after = mixmatch.load(tmp_path / "run", network=UserData(), device="cpu").network.state_dict()
+    assert record["settings"]["network"] == "custom:UserData"
     assert 0 <= record["error"] <= 100
     for name, value in after.items():
         changed = not torch.equal(value, before[name])

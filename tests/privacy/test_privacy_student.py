@@ -22,9 +22,9 @@ from mixmatch.errors import MixMatchError
 from mixmatch.privacy.answers import Asked, authors, read
 from mixmatch.privacy.student import open_student, pool_rows, prepare, train_students
 from mixmatch.settings import from_dict
-from mixmatch.training.engine import Interrupted
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunFolder
+from mixmatch.training.trainer import Interrupted
 
 TRUTH = load("digits").test.labels
 HALF = pool_rows("half", 500)

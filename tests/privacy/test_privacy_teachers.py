@@ -188,13 +188,13 @@ def test_public_images_of_another_shape(tmp_path):
 
 
 def test_progress_counts_teachers(monkeypatch):
-    def train_together(jobs, started, ended):
+    def train_many(jobs, started, ended):
         for number, job in enumerate(jobs):
             started(number)
             ended(number, job)
         return jobs
 
-    monkeypatch.setattr(teachers.api, "train_together", train_together)
+    monkeypatch.setattr(teachers.api, "train_many", train_many)
     said = []
     assert train_all([{"a": 1}, {"a": 2}], said.append) == [{"a": 1}, {"a": 2}]
     assert said[0] == "teacher 1 of 2"

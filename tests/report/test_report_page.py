@@ -19,10 +19,10 @@ from PIL import Image
 from mixmatch import api, data
 from mixmatch.cli import main
 from mixmatch.errors import MixMatchError
-from mixmatch.experiments.gain import gain
 from mixmatch.report import gather, measure, render, write_report
 from mixmatch.report.gather import Judged, Shown
 from mixmatch.report.page import data_uri
+from mixmatch.training.gain import gain
 
 
 def alone(html: str, page: Any) -> None:

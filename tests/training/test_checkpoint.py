@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mixmatch import networks
+from mixmatch import networks, storage
 from mixmatch.errors import MixMatchError
 from mixmatch.training import checkpoint
 from mixmatch.training.checkpoint import Checkpoint, Damaged, list_checkpoints, load, save, to_bytes
@@ -306,7 +306,7 @@ FULL_DISK = """if True:
     from mixmatch.data.split import make_split
     from mixmatch.errors import MixMatchError
     from mixmatch.settings import resolve
-    from mixmatch.training.engine import Trainer, fit
+    from mixmatch.training.trainer import Trainer, fit
     from mixmatch.training.progress import Quiet
     from mixmatch.training.run import RunFolder
 
@@ -392,17 +392,17 @@ def test_bytes_do_not_depend_on_the_order_of_the_metadata_and_the_data_is_aligne
 
 def test_replacing_a_file_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.safetensors"
-    checkpoint.replace_durably(path, b"old")
+    storage.replace_durably(path, b"old")
 
     def fail(path: Path, content: bytes) -> None:
         path.write_bytes(content[:1])
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "write_durably", fail)
+        patched.setattr(storage, "write_durably", fail)
         with pytest.raises(OSError, match="No space"):
-            checkpoint.replace_durably(path, b"new")
+            storage.replace_durably(path, b"new")
     assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
     assert path.read_bytes() == b"old"
-    checkpoint.replace_durably(path, b"new")
+    storage.replace_durably(path, b"new")
     assert path.read_bytes() == b"new"

@@ -8,8 +8,9 @@ import re
 import pytest
 from rich.console import Console
 
+from mixmatch.text import duration
 from mixmatch.training import progress
-from mixmatch.training.progress import Bars, Log, Pace, Several, Terminal, duration
+from mixmatch.training.progress import Bars, Log, Pace, Several, Terminal
 
 
 class Clock:

@@ -12,7 +12,7 @@ from mixmatch import __version__
 from mixmatch.cli import compare, data, evaluate, export, pate, pate_train, predict, report, reproduce, train
 from mixmatch.cli.options import ManyValues, unwrapped
 from mixmatch.errors import MixMatchError
-from mixmatch.training.engine import Interrupted
+from mixmatch.training.trainer import Interrupted
 
 app = typer.Typer(
     name="mixmatch",

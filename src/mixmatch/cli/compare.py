@@ -68,7 +68,7 @@ def compare(
     for method in methods:
         if method not in METHODS:
             raise unknown("method", method, METHODS)
-    folder = out or Path("runs") / f"compare-{Path(data).resolve().name if api.is_own(data) else data}"
+    folder = out or Path("runs") / f"compare-{Path(data).resolve().name if api.is_path(data) else data}"
     options: dict[str, Any] = {
         "labels": parse_labels(labels),
         "steps": steps,

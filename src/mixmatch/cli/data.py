@@ -29,9 +29,9 @@ from mixmatch.cli.options import (
     console,
     print_json,
 )
-from mixmatch.data.files import choose, complete, data_folder, inspect, print_warning
-from mixmatch.data.own import Own
+from mixmatch.data.published.files import choose, complete, data_folder, inspect, print_warning
 from mixmatch.data.source import Rows
+from mixmatch.data.user.rows import UserData
 from mixmatch.errors import MixMatchError
 
 app = typer.Typer(
@@ -103,7 +103,7 @@ def check(
 ) -> None:
     """Load a data set and tell what it holds, or look over your own data before training on it.
 
-    Own data is a folder (DIR/CLASS/* labeled, DIR/unlabeled/**, DIR/test/CLASS/*), an array (.npz, .npy) or a table
+    It is a folder (DIR/CLASS/* labeled, DIR/unlabeled/**, DIR/test/CLASS/*), an array (.npz, .npy) or a table
     (.csv, .parquet). Each finding comes with what to do; the last is what training with the default settings takes,
     from a trial of 20 steps.
 
@@ -163,22 +163,22 @@ def check(
         screen.print(f"pixel sha256 of {title}: {part['sha256']}", soft_wrap=True)
 
 
-def read_with_bar(path: Path, options: dict[str, Any], shown: bool = True) -> Own:
-    """Own data, with a bar on a terminal while images are decoded."""
+def read_with_bar(path: Path, options: dict[str, Any], shown: bool = True) -> UserData:
+    """User data, with a bar on a terminal while images are decoded."""
     bar = Progress(console=Console(stderr=True), transient=True, disable=not (shown and sys.stderr.isatty()))
     with bar:
         task = bar.add_task("reading images", total=None)
         progress = lambda done, total: bar.update(task, completed=done, total=total)  # noqa: E731
-        return data.read_own(path, progress=progress, **options)
+        return data.read_user_data(path, progress=progress, **options)
 
 
 def _check_own(path: Path, strict: bool, as_json: bool, options: dict[str, Any], device: str | None) -> None:
-    from mixmatch.data.inspect import findings
+    from mixmatch.data.user.check import findings
 
     own = read_with_bar(path, options)
     found = findings(own)
     if device is not None:
-        from mixmatch.training.trial import cost
+        from mixmatch.training.timing import cost
 
         with Console(stderr=True).status("a trial of 20 steps"):
             found.append(cost(own, device))

@@ -219,7 +219,7 @@ def label(
     from mixmatch.privacy import ledger as ledgers
     from mixmatch.privacy import mechanisms
     from mixmatch.privacy.votes import read_votes, vote_classes
-    from mixmatch.training.checkpoint import replace_durably
+    from mixmatch.storage import replace_durably
 
     chosen = _mechanism(mechanism, threshold, sigma1, sigma2, sigma, gamma, confidence)
     budget = ledgers.Budget(max_epsilon, delta, charging, bound, conversion)

@@ -28,10 +28,10 @@ from mixmatch import api
 from mixmatch.classifier import Classifier
 from mixmatch.cli.options import Device, Run
 from mixmatch.data import ARRAYS, TABLES
-from mixmatch.data.arrays import read_matrix, to_images
-from mixmatch.data.folder import available_cores
-from mixmatch.data.images import UnreadableImage, decode, find_images, quiet_pillow
-from mixmatch.data.table import read_rows
+from mixmatch.data.user.arrays import read_matrix, to_images
+from mixmatch.data.user.folder import available_cores
+from mixmatch.data.user.images import UnreadableImage, decode, find_images, quiet_pillow
+from mixmatch.data.user.table import read_rows
 from mixmatch.errors import MixMatchError
 
 BATCH = 256
@@ -224,7 +224,7 @@ def _predict(
 def _decoded(files: list[Path], shape: tuple[int, ...]) -> Generator[Batch]:
     """Batches of files with their pixels, or why there are none, decoded ahead on all cores.
 
-    `mixmatch.data.folder.in_order` decodes only a few images ahead: less than the network takes at once, so that the
+    `folder.in_order` decodes only a few images ahead: less than the network takes at once, so that the
     cores would stand still while it works.
     """
     channels, height, width = shape

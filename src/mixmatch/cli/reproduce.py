@@ -11,15 +11,16 @@ from rich import box
 from rich.table import Table as Screen
 
 from mixmatch import api
+from mixmatch.augment.augment import CropFlip
 from mixmatch.cli.options import DataDir, Device, Json, Strict, console, parse_labels, print_json
-from mixmatch.data.augment import CropFlip
 from mixmatch.data.source import Features
 from mixmatch.errors import MixMatchError, unknown
-from mixmatch.experiments import figures, records, report
+from mixmatch.experiments import figures, records
+from mixmatch.experiments import paper_tables as report
 from mixmatch.experiments.reproduce import Estimator, Planned, find_table, finished, plan, run_all, state
 from mixmatch.experiments.tables import TABLES
 from mixmatch.settings import from_dict
-from mixmatch.training.progress import duration
+from mixmatch.text import duration
 from mixmatch.training.run import RunFolder
 
 PLOTTED = ("cifar10", "svhn", "svhn-extra")

@@ -26,12 +26,13 @@ from mixmatch.cli.options import (
     print_json,
 )
 from mixmatch.errors import MixMatchError
-from mixmatch.experiments.gain import gain
 from mixmatch.methods import METHODS
 from mixmatch.report import write_report
 from mixmatch.settings import Settings, from_dict, resolve
+from mixmatch.text import duration
 from mixmatch.training.evaluate import REPORTED
-from mixmatch.training.progress import Quiet, duration
+from mixmatch.training.gain import gain
+from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunFolder
 
 RUN, SETTINGS, METHOD = "Run", "Settings (default: what the paper used for this data set)", "Settings of the method"
@@ -188,13 +189,13 @@ def train(
         "ignore": ignore,
         "reporter": Quiet() if quiet else None,
     }
-    if api.is_own(data):
+    if api.is_path(data):
         _look(data, out, given, {name: common[name] for name in own if name in common}, quiet)
     record = api.train(data, out=out, checkpoint=checkpoint, **common, **given)
     settings = from_dict(record["settings"])
     folder = out or api.default_folder(settings)
     verdict = page = None
-    if api.is_own(data):
+    if api.is_path(data):
         verdict = _judge(folder, settings, common, given, baseline)
         page = write_report(folder, device=device)[1]
     if as_json:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mixmatch.data import cifar, digits, stl10, svhn
-from mixmatch.data.files import Layout, Warn, choose, data_folder, fetch, print_warning
-from mixmatch.data.own import Own
+from mixmatch.data.published import cifar, digits, stl10, svhn
+from mixmatch.data.published.files import Layout, Warn, choose, data_folder, fetch, print_warning
 from mixmatch.data.source import UNKNOWN, Features, Images, Source
+from mixmatch.data.user.rows import UserData
 from mixmatch.errors import MixMatchError, unknown
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
     "SourceInfo",
     "holds_features",
     "load",
-    "read_own",
+    "read_user_data",
     "source_info",
 ]
 
@@ -119,7 +119,7 @@ def load(
         raise MixMatchError(f"cannot read {error.filename or name}: {error.strerror or error}") from error
 
 
-def read_own(path: Path, *, progress: Callable[[int, int], None] | None = None, **options: Any) -> Own:
+def read_user_data(path: Path, *, progress: Callable[[int, int], None] | None = None, **options: Any) -> UserData:
     """A person's own data: a folder of images, an array (.npz, .npy) or a table (.csv, .parquet).
 
     Args:
@@ -129,19 +129,19 @@ def read_own(path: Path, *, progress: Callable[[int, int], None] | None = None, 
     """
     options = {name: value for name, value in options.items() if value is not None}
     if path.is_dir():
-        from mixmatch.data.folder import read_folder
+        from mixmatch.data.user.folder import read_folder
 
         _only(options, path, "folder of images", "labels_file", "image_size", "channels")
         return read_folder(path, **options, progress=progress)
     if not path.exists():
         raise MixMatchError(f"there is no file or folder {path}")
     if path.suffix.lower() in ARRAYS:
-        from mixmatch.data.arrays import read_arrays
+        from mixmatch.data.user.arrays import read_arrays
 
         _only(options, path, "file of arrays", "labels_file")
         return read_arrays(path, **options)
     if path.suffix.lower() in TABLES:
-        from mixmatch.data.table import read_table
+        from mixmatch.data.user.table import read_table
 
         _only(options, path, "table", "label_column", "part_column", "ignore")
         return read_table(path, **options)
@@ -151,7 +151,7 @@ def read_own(path: Path, *, progress: Callable[[int, int], None] | None = None, 
 def holds_features(path: Path) -> bool:
     """Whether own data is rows of features, not images, as far as the kind of file and the shape of an array tell."""
     if path.suffix.lower() in ARRAYS and path.is_file():
-        from mixmatch.data.arrays import input_axes
+        from mixmatch.data.user.arrays import input_axes
 
         return input_axes(path) == 2
     return path.suffix.lower() in TABLES and path.is_file()

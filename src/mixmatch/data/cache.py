@@ -6,21 +6,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 
 from mixmatch.errors import MixMatchError
+from mixmatch.storage import temporary
 
 FORMAT = 1
 """Part of every key: raise it when decoding changes, and old caches are not used."""
-
-A_DAY = 24 * 3600
 
 
 def cache_folder(data_dir: Path) -> Path:
@@ -31,21 +27,6 @@ def cache_folder(data_dir: Path) -> Path:
     home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     # The name holds the data folder's path: two read-only folders must not evict each other's images.
     return home / "mixmatch" / "decoded" / _digest(str(data_dir.resolve()))
-
-
-@contextmanager
-def temporary(path: Path) -> Iterator[Path]:
-    """A name beside `path` that no other process uses, gone at the end unless it was renamed to `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for orphan in path.parent.glob(f".{path.name}.*.part"):
-        with suppress(OSError):  # left by a process that was killed; a younger one may still be at work
-            if time.time() - orphan.stat().st_mtime > A_DAY:
-                orphan.unlink()
-    part = path.with_name(f".{path.name}.{uuid4().hex}.part")
-    try:
-        yield part
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def decoded(

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mixmatch.errors import MixMatchError
 
 if TYPE_CHECKING:
-    from mixmatch.data.table import Encoding
+    from mixmatch.data.user.table import Encoding
 
 UNKNOWN = -1
 """The label of a row whose class nobody knows."""

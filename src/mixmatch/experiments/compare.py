@@ -52,8 +52,8 @@ def compare(
 
 
 def _refuse_without_test(data: str, options: Mapping[str, Any]) -> None:
-    """Own data may have no test rows, and too few labels to hold some out."""
-    if not api.is_own(data):
+    """User data may have no test rows, and too few labels to hold some out."""
+    if not api.is_path(data):
         return
     given = {name: options[name] for name in ("labels", "valid") if options.get(name) is not None}
     reading = {name: options[name] for name in api.READING if options.get(name)}

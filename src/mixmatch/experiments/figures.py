@@ -12,14 +12,14 @@ import numpy.typing as npt
 import torch
 
 from mixmatch import functional
+from mixmatch.augment.augment import CropFlip
 from mixmatch.classifier import Classifier
 from mixmatch.data import SOURCES
-from mixmatch.data.augment import CropFlip
-from mixmatch.data.images import visible
+from mixmatch.data.user.images import visible
 from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
 from mixmatch.experiments.compare import COLORS
-from mixmatch.experiments.report import Cell, find_cell, target_of
+from mixmatch.experiments.paper_tables import Cell, find_cell, target_of
 from mixmatch.experiments.tables import FULL_STEPS, Table
 from mixmatch.training.run import Record
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from mixmatch.errors import MixMatchError
 from mixmatch.settings import Settings, from_dict
-from mixmatch.training.checkpoint import replace_durably
+from mixmatch.storage import replace_durably
 from mixmatch.training.run import FORMAT, Record
 
 NOT_THE_EXPERIMENT = ("seed", "steps", "precision", "eval_every", "passes")

@@ -21,9 +21,9 @@ from mixmatch.experiments.tables import TABLES, Row, Table, full_steps
 from mixmatch.methods import METHODS
 from mixmatch.settings import Labels, Settings, resolve
 from mixmatch.training import progress
-from mixmatch.training.engine import Trainer
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record, RunFolder
+from mixmatch.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def run_all(
     # Rows may differ in what a bar does not show, such as K: their number tells them apart.
     shown = {run.name: reporter() if reporter else progress.on_stderr(f" {numbers[run.name]}") for run in waiting}
     jobs = [_job(run, runs_folder, shown[run.name], **options) for run in waiting]
-    api.train_together(jobs, started=lambda number: say(heads[waiting[number].name]), ended=ended)
+    api.train_many(jobs, started=lambda number: say(heads[waiting[number].name]), ended=ended)
     return failed
 
 

@@ -28,8 +28,7 @@ from mixmatch.privacy.accountant import Accountant, Costs, Epsilon
 from mixmatch.privacy.checks import PrivacyError, check_delta, positive
 from mixmatch.privacy.mechanisms import Mechanism, Outcome, describe, noise_for
 from mixmatch.privacy.votes import Floats, Votes, array_sha256
-from mixmatch.training.checkpoint import sync_folder
-from mixmatch.training.run import try_lock
+from mixmatch.storage import sync_folder, try_lock
 
 FORMAT = 1
 BLOCK = 64

@@ -17,7 +17,7 @@ from mixmatch.privacy.mechanisms import Mechanism, Outcome, describe
 from mixmatch.privacy.public import load_test
 from mixmatch.privacy.teachers import Voted, train_teachers
 from mixmatch.privacy.votes import Answers, Votes
-from mixmatch.training.checkpoint import replace_durably
+from mixmatch.storage import replace_durably
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mixmatch.data import SOURCES, svhn
+from mixmatch.data import SOURCES
 from mixmatch.data import load as load_data
-from mixmatch.data.files import data_folder, fetch
+from mixmatch.data.published import svhn
+from mixmatch.data.published.files import data_folder, fetch
 from mixmatch.data.source import UNKNOWN, Images, Rows
 from mixmatch.errors import MixMatchError
 

@@ -24,7 +24,7 @@ from mixmatch.errors import MixMatchError
 from mixmatch.privacy.answers import Asked, renumber, student_part
 from mixmatch.privacy.public import load_test
 from mixmatch.settings import Settings
-from mixmatch.training.checkpoint import replace_durably
+from mixmatch.storage import replace_durably
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record
 

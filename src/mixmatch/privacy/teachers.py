@@ -20,20 +20,21 @@ import numpy as np
 import numpy.typing as npt
 
 from mixmatch import api, networks
-from mixmatch.data import holds_features, read_own
+from mixmatch.data import holds_features, read_user_data
 from mixmatch.data import load as load_data
-from mixmatch.data.files import data_folder
-from mixmatch.data.folder import IMAGE_SIZES
+from mixmatch.data.published.files import data_folder
 from mixmatch.data.source import UNKNOWN, Rows, Source
 from mixmatch.data.split import Indices, Split
+from mixmatch.data.user.folder import IMAGE_SIZES
 from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
 from mixmatch.methods import METHODS
 from mixmatch.privacy.public import public_images
 from mixmatch.privacy.votes import Votes, from_labels
 from mixmatch.settings import Settings, resolve
-from mixmatch.training.checkpoint import replace_durably
-from mixmatch.training.progress import Reporter, duration
+from mixmatch.storage import replace_durably
+from mixmatch.text import duration
+from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record, RunFolder
 
 FORMAT = 1
@@ -88,14 +89,14 @@ def _private(data: str, folder: Path, strict: bool, options: str) -> Source:
 
     What becomes of an image may not depend on another one: that would reach every teacher, and no epsilon would hold.
     """
-    if not api.is_own(data):
+    if not api.is_path(data):
         return load_data(data, folder, strict=strict)
     if holds_features(Path(data)):
         raise MixMatchError(
             f"{data} holds features, which are standardized by all rows together, so that each private row would reach "
             "every teacher: teachers learn from images only"
         )
-    own = read_own(Path(data), **json.loads(options))
+    own = read_user_data(Path(data), **json.loads(options))
     if any(finding.kind == "converted" for finding in own.findings):
         raise MixMatchError(
             f"the images of {data} are not uint8: what values mean is found out from all of them, so that each private "
@@ -106,7 +107,7 @@ def _private(data: str, folder: Path, strict: bool, options: str) -> Source:
 
 def _reading(data: str, public: Rows | None, image_size: int | None) -> Record:
     """How to read a private folder: in the size and channels of public images, or in ones that no image decides."""
-    if not (api.is_own(data) and Path(data).is_dir()):
+    if not (api.is_path(data) and Path(data).is_dir()):
         if image_size is not None:
             raise MixMatchError(f"--image-size is for a folder of your own images, not for '{data}'")
         return {}
@@ -137,7 +138,7 @@ def train_all(jobs: Sequence[dict[str, Any]], say: Say = lambda text: None) -> l
         if isinstance(outcome, Exception):
             raise outcome
 
-    return [record for record in api.train_together(jobs, started=started, ended=ended) if isinstance(record, dict)]
+    return [record for record in api.train_many(jobs, started=started, ended=ended) if isinstance(record, dict)]
 
 
 class Voted(NamedTuple):
@@ -278,7 +279,7 @@ def _labeled(labels: int | str, size: int, method: str) -> int | str:
 
 def _ema_decay(data: str, method: str, steps: int) -> float:
     """Averaged over a tenth of the training at most: a teacher's is short."""
-    own = api.is_own(data)
+    own = api.is_path(data)
     usual = 0.999 if own else resolve(data, {"method": method}).ema_decay
     return min(usual, max(0.0, 1 - 10 / max(1, steps)))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from mixmatch.errors import MixMatchError
 from mixmatch.report.gather import Report, gather
 from mixmatch.report.page import render
-from mixmatch.training.checkpoint import replace_durably
+from mixmatch.storage import replace_durably
 
 __all__ = ["Report", "gather", "label_next", "render", "write_report"]
 

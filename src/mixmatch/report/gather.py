@@ -16,10 +16,10 @@ from mixmatch.data.source import UNKNOWN, Images, Rows
 from mixmatch.data.split import Split
 from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
-from mixmatch.experiments.gain import Gain, gain
 from mixmatch.report import measure
 from mixmatch.report.measure import Calibration, ClassScore, Floats, Ints
 from mixmatch.settings import Settings, from_dict
+from mixmatch.training.gain import Gain, gain
 from mixmatch.training.run import Record, RunFolder
 
 SHOWN = 24
@@ -125,7 +125,7 @@ def gather(path: Path, data_dir: Path | None = None, device: str = "auto") -> Re
             brought = gain(model, api.load(alone.path, device=device), test)
     return Report(
         run=path,
-        own=api.is_own(settings.data),
+        own=api.is_path(settings.data),
         noun=source.noun,
         record=record,
         classes=source.classes,
@@ -160,9 +160,9 @@ Name = Callable[[int], str]
 
 def _names(settings: Settings, split: Split) -> tuple[Name, Name]:
     """What the training and the test rows are called: by their files, or by their numbers in a published data set."""
-    if not api.is_own(settings.data):
+    if not api.is_path(settings.data):
         return str, str
-    own = api.open_own(settings)
+    own = api.open_user_data(settings)
     files = own.files
     tested = own.tested
     if len(tested) == 0:

@@ -11,13 +11,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mixmatch.data.images import visible
-from mixmatch.data.own import count
+from mixmatch.data.user.images import visible
 from mixmatch.report import measure, svg
 from mixmatch.report.gather import SHOWN, Judged, Report, Shown, Unlabeled
 from mixmatch.report.svg import Series
+from mixmatch.text import count, duration
 from mixmatch.training.evaluate import REPORTED
-from mixmatch.training.progress import duration
 from mixmatch.training.run import Record
 
 MOST_CLASSES = 12

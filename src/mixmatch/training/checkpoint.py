@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ from typing import Any
 import safetensors
 import safetensors.torch
 from torch import Tensor
+
+from mixmatch.storage import sync_folder, write_durably
 
 KEPT = 2
 TENSORS = ("weights", "ema", "optimizer")
@@ -125,36 +126,6 @@ def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None =
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + content[8 + length :]
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Write a file and wait until it is on the disk."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def replace_durably(path: Path, content: bytes) -> None:
-    """Write a file so that at every moment either the old content or the new is there, whole."""
-    temporary = path.with_name(f".{path.name}.writing")
-    try:
-        write_durably(temporary, content)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder last. Windows neither needs nor allows it."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _clean(folder: Path) -> None:

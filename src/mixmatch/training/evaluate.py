@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixmatch.data.augment import unaugmented
+from mixmatch.augment.augment import unaugmented
 from mixmatch.data.pool import near
 from mixmatch.data.source import UNKNOWN
 from mixmatch.training.model import Model

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixmatch.methods.base import Stats, Weights
-from mixmatch.networks import fused
+from mixmatch.networks.cuda import wide_resnet as fused
 from mixmatch.settings import Precision
 
 
@@ -29,7 +29,7 @@ class Passes:
       updates them, `"running"` normalizes with them, as a finished classifier does.
 
     `tensors` stand in for the network's own parameters and buffers, if given: so one network, and what was compiled
-    for it, serves many runs. With a `shape`, passes in bf16 are by the kernels of `mixmatch.networks.fused`.
+    for it, serves many runs. With a `shape`, passes in bf16 are by the kernels of `mixmatch.networks.cuda.wide_resnet`.
     """
 
     def __init__(

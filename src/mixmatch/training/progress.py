@@ -12,6 +12,8 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
+from mixmatch.text import duration
+
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -241,15 +243,3 @@ def on_stderr(beside: str = "") -> Reporter:
         return Terminal(Bars(console))
     _bars = _bars or Bars(console)
     return Terminal(_bars, beside)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as 1:02 or 3:04:05, or in days where seconds would only feign precision."""
-    if seconds == float("inf"):
-        return "?"
-    if seconds >= 48 * 3600:
-        days = seconds / 86400
-        return f"{days:,.0f} days" if days < 730 else f"{days / 365.25:,.0f} years"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

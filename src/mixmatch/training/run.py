@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mixmatch.errors import MixMatchError
+from mixmatch.storage import replace_durably, try_lock
 from mixmatch.training import checkpoint
 from mixmatch.training.checkpoint import Checkpoint, Damaged
 
@@ -116,7 +117,7 @@ class RunFolder:
                 f"{self.path}/metrics.jsonl has {len(lines)} of the {count} evaluations its checkpoint knows of: "
                 "it was changed by hand; start again in another folder"
             )
-        checkpoint.replace_durably(self.path / "metrics.jsonl", "".join(lines[:count]).encode())
+        replace_durably(self.path / "metrics.jsonl", "".join(lines[:count]).encode())
 
     def load_checkpoint(self, name: str | None = None) -> Checkpoint | None:
         """The newest checkpoint, or the one named; None if there is none yet.
@@ -152,7 +153,7 @@ class RunFolder:
             self.model.unlink(missing_ok=True)
 
     def _write(self, name: str, content: Record) -> None:
-        checkpoint.replace_durably(self.path / name, json.dumps(content, indent=1).encode())
+        replace_durably(self.path / name, json.dumps(content, indent=1).encode())
 
     def _read(self, name: str, missing: str | None = None) -> Record:
         path = self.path / name
@@ -165,18 +166,3 @@ class RunFolder:
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise MixMatchError(f"{path} was not written by this version of mixmatch")
         return content
-
-
-def try_lock(handle: int) -> bool:
-    try:
-        if os.name == "posix":
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        else:
-            import msvcrt
-
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined, unused-ignore]
-    except OSError:
-        return False
-    return True

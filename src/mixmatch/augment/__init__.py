@@ -1,0 +1,1 @@
+"""Augmentation in batch, on the device."""

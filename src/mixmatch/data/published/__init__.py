@@ -1,0 +1,1 @@
+"""Published data sets, in the layouts their authors publish."""

@@ -1,0 +1,1 @@
+"""Lists of jobs to records."""

@@ -1,0 +1,1 @@
+"""The Wide ResNet's kernels for CUDA."""

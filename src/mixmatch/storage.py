@@ -1,0 +1,72 @@
+"""Files that survive a crash: whole or not there at all, and locks between processes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from uuid import uuid4
+
+A_DAY = 24 * 3600
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a file and wait until it is on the disk."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_durably(path: Path, content: bytes) -> None:
+    """Write a file so that at every moment either the old content or the new is there, whole."""
+    temporary = path.with_name(f".{path.name}.writing")
+    try:
+        write_durably(temporary, content)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder last. Windows neither needs nor allows it."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextmanager
+def temporary(path: Path) -> Iterator[Path]:
+    """A name beside `path` that no other process uses, gone at the end unless it was renamed to `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for orphan in path.parent.glob(f".{path.name}.*.part"):
+        with suppress(OSError):  # left by a process that was killed; a younger one may still be at work
+            if time.time() - orphan.stat().st_mtime > A_DAY:
+                orphan.unlink()
+    part = path.with_name(f".{path.name}.{uuid4().hex}.part")
+    try:
+        yield part
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def try_lock(handle: int) -> bool:
+    try:
+        if os.name == "posix":
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        else:
+            import msvcrt
+
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined, unused-ignore]
+    except OSError:
+        return False
+    return True

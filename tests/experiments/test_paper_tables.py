@@ -1,0 +1,349 @@
+"""Verdicts and tables on records made by hand, with numbers worked out by hand; the page of results is up to date."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mixmatch.experiments import records
+from mixmatch.experiments.paper_tables import Cell, find_cell, results_page, table_markdown, target_of
+from mixmatch.experiments.tables import TABLES, Row, Table, Target
+from mixmatch.settings import resolve
+
+FULL = 1_048_576
+ROOT = Path(__file__).parents[2]
+
+
+def record(data: str, method: str, labels: Any, seed: int, error: float, steps: int = FULL, **given: Any) -> Any:
+    settings = resolve(data, {"method": method, "labels": labels, "seed": seed, "steps": steps, **given})
+    return {
+        "data": data,
+        "method": method,
+        "labels": labels,
+        "seed": seed,
+        "steps": steps,
+        "error": error,
+        "median_of": 20,
+        "last_error": error + 0.5,
+        "seconds": 10.0 * seed,
+        "settings": settings.to_dict(),
+        "split": {"hash": "0", "labeled": 250, "unlabeled": 1, "valid": 1, "test": 1},
+        "curve": [{"step": steps, "error": error}],
+        "hardware": {"device": "cpu", "name": "a machine"},
+        "versions": {},
+    }
+
+
+def row_of(table: str, name: str) -> Row:
+    return next(row for row in TABLES[table].rows if row.name == name)
+
+
+def cell_text(text: str, line: str, column: str) -> str:
+    """What a Markdown table says in a line and column."""
+    rows = [[part.strip() for part in row.strip("|").split("|")] for row in text.splitlines() if row.startswith("|")]
+    (found,) = [row for row in rows if row[0] == line]
+    return found[rows[0].index(column)]
+
+
+# ---------------------------------------------------------------- the verdict
+
+
+@pytest.mark.parametrize(
+    ("values", "target", "verdict"),
+    [
+        # Two runs 0.4 either side of their mean have s² = 0.32, s²/2 = 0.16; the paper's s² = 0.45, s²/5 = 0.09.
+        # The band is 2 sqrt(0.16 + 0.09) = 1.
+        ((10.599, 11.399), Target(10.0, math.sqrt(0.45)), "within"),
+        ((10.601, 11.401), Target(10.0, math.sqrt(0.45)), "outside"),
+        ((8.601, 9.401), Target(10.0, math.sqrt(0.45)), "within"),
+        ((8.599, 9.399), Target(10.0, math.sqrt(0.45)), "outside"),
+        # MixMatch at 250 labels, 11.08 ± 0.87: five runs of s² = 0.1, 2 sqrt(0.02 + 0.15138) = 0.82796.
+        ((11.5, 11.7, 11.9, 12.1, 12.3), Target(11.08, 0.87), "within"),  # 11.9 is 0.82 away
+        ((11.51, 11.71, 11.91, 12.11, 12.31), Target(11.08, 0.87), "outside"),  # 0.83 away
+        # One run: the paper's deviation for ours, 2 sqrt(0.25 + 0.05) = 1.09545.
+        ((11.095,), Target(10.0, 0.5), "within"),
+        ((11.096,), Target(10.0, 0.5), "outside"),
+        ((8.904,), Target(10.0, 0.5), "outside"),
+        # Without a deviation of the paper's there is no band, however near.
+        ((5.59,), Target(5.59), "no band"),
+        ((5.59, 5.59), Target(5.59), "no band"),
+        ((5.59,), None, "no target"),
+    ],
+)
+def test_the_verdict(values: tuple[float, ...], target: Target | None, verdict: str) -> None:
+    assert Cell(values, FULL, target).verdict == verdict
+    assert Cell(values, 4 * FULL, target).verdict == verdict
+
+
+def test_a_shorter_budget_has_no_verdict() -> None:
+    for target in (Target(10.0, 0.5), Target(10.0), None):
+        assert Cell((10.0, 10.0), FULL - 1, target).verdict == "1,048,575 steps"
+        assert Cell((10.0,), 8192, target).verdict == "8,192 steps"
+
+
+def test_mean_and_deviation() -> None:
+    cell = Cell((10.0, 11.0, 15.0), FULL, None)
+    assert cell.mean == pytest.approx(12.0)
+    assert cell.deviation == pytest.approx(math.sqrt(7))  # (4 + 1 + 9) / 2
+    assert Cell((10.0,), FULL, None).deviation is None
+
+
+# ---------------------------------------------------------------- which records make up a cell
+
+
+def test_a_cell_has_the_records_of_its_experiment() -> None:
+    mine = [record("cifar10", "mixmatch", 250, seed, error) for seed, error in ((2, 11.4), (1, 10.6))]
+    others = [
+        record("cifar10", "mixmatch", 500, 1, 1.0),
+        record("svhn", "mixmatch", 250, 1, 1.0),
+        record("cifar10", "vat", 250, 1, 1.0),
+        record("cifar10", "mixmatch", 250, 1, 1.0, lambda_u=100.0),
+        record("cifar10", "mixmatch", 250, 1, 1.0, weight_decay=0.04),
+        record("cifar10", "mixmatch", 250, 1, 1.0, network="cnn13"),
+        record("cifar10", "mixmatch", 250, 1, 1.0, batch_size=32),
+    ]
+    cell = find_cell(row_of("cifar10", "MixMatch"), 250, "error", [*others, *mine])
+    assert cell == Cell((10.6, 11.4), FULL, Target(11.08, 0.87))
+    assert find_cell(row_of("cifar10", "MixMatch"), 250, "error", others) is None
+
+
+def test_how_it_was_run_does_not_matter() -> None:
+    """Precision, passes and how often it was evaluated are not the experiment."""
+    runs = [
+        record("cifar10", "mixmatch", 250, 1, 10.0, precision="bf16"),
+        record("cifar10", "mixmatch", 250, 2, 11.0, passes="fused"),
+        record("cifar10", "mixmatch", 250, 3, 12.0, eval_every=512),
+    ]
+    cell = find_cell(row_of("cifar10", "MixMatch"), 250, "error", runs)
+    assert cell is not None
+    assert cell.values == (10.0, 11.0, 12.0)
+
+
+def test_the_longest_budget_is_chosen() -> None:
+    short = [record("cifar10", "mixmatch", 250, seed, 30.0 + seed, steps=8192) for seed in (1, 2, 3)]
+    longer = [record("cifar10", "mixmatch", 250, 4, 20.0, steps=16384)]
+    full = [record("cifar10", "mixmatch", 250, 5, 11.0)]
+    row = row_of("cifar10", "MixMatch")
+    for runs, values, steps in (
+        (short, (31.0, 32.0, 33.0), 8192),
+        (longer + short, (20.0,), 16384),
+        (short + full + longer, (11.0,), FULL),
+    ):
+        cell = find_cell(row, 250, "error", runs)
+        assert cell is not None
+        assert (cell.values, cell.steps) == (values, steps)
+
+
+def test_an_ablations_records_are_not_the_main_tables() -> None:
+    ablated = [record("cifar10", "mixmatch", 250, 3, 11.8, lambda_u=100.0, ramp=2048)]
+    assert find_cell(row_of("ablation", "MixMatch"), 250, "error", ablated) == Cell((11.8,), FULL, Target(11.80))
+    assert find_cell(row_of("cifar10", "MixMatch"), 250, "error", ablated) is None
+    assert find_cell(row_of("ablation", "with K = 3"), 250, "error", ablated) is None
+
+
+# ---------------------------------------------------------------- tables in Markdown
+
+
+def test_cells_as_text() -> None:
+    runs = [
+        record("cifar10", "mixmatch", 250, 1, 10.6),
+        record("cifar10", "mixmatch", 250, 2, 11.4),  # s = 0.5657; 0.08 away, well within
+        record("cifar10", "mixmatch", 500, 1, 12.0),  # 2.35 away from 9.65 ± 0.94; 2 sqrt(1.2) 0.94 = 2.059
+        record("cifar10", "vat", 250, 1, 60.0, steps=8192),
+        record("cifar10", "supervised-mixup", "all", 1, 4.2),
+    ]
+    text = table_markdown(TABLES["cifar10"], runs)
+    assert cell_text(text, "MixMatch", "250") == "**11.00** ± 0.57 (n = 2, within)<br>paper 11.08 ± 0.87"
+    assert cell_text(text, "MixMatch", "500") == "**12.00** (n = 1, outside)<br>paper 9.65 ± 0.94"
+    assert cell_text(text, "MixMatch", "4,000") == "not run<br>paper 6.24 ± 0.06"
+    assert cell_text(text, "VAT", "250") == "**60.00** (n = 1, 8,192 steps)<br>paper 36.03 ± 2.82"
+    assert cell_text(text, "Supervised, all labels", "all") == "**4.20** (n = 1, no band)<br>paper 4.13"
+    assert cell_text(text, "Supervised, all labels", "250") == ""
+    assert cell_text(text, "MixMatch", "all") == ""
+    lines = text.splitlines()
+    assert len(lines) == 2 + 7
+    assert {line.count("|") for line in lines} == {8}
+
+
+def test_accuracy_is_what_is_not_error() -> None:
+    runs = [record("svhn", "mixmatch", 250, seed, error, network="cnn13") for seed, error in ((1, 3.0), (2, 5.0))]
+    text = table_markdown(TABLES["cnn13"], runs)
+    assert cell_text(text, "MixMatch", "SVHN 250") == "**96.00** ± 1.41 (n = 2, no band)<br>paper 96.41"
+    assert cell_text(text, "MixMatch", "CIFAR-10 250") == "not run<br>paper 85.69"
+    assert cell_text(text, "Mean Teacher", "SVHN 1,000") == "not run<br>paper 96.00"
+
+
+def test_counts_of_labels_without_a_target() -> None:
+    runs = [record("cifar10", "mixmatch", 100, 1, 20.0), record("cifar10", "vat", 100, 1, 70.0, steps=64)]
+    text = table_markdown(TABLES["cifar10"], runs, extra_labels=[100, 250])
+    assert text.splitlines()[0] == "| | 250 | 500 | 1,000 | 2,000 | 4,000 | all | 100 |"
+    assert cell_text(text, "MixMatch", "100") == "**20.00** (n = 1, no target)<br>no target"
+    assert cell_text(text, "VAT", "100") == "**70.00** (n = 1, 64 steps)<br>no target"
+    assert cell_text(text, "Pi-Model", "100") == "not run<br>no target"
+    assert cell_text(text, "Supervised, all labels", "100") == ""
+
+
+def test_quoted_rows_and_several_data_sets() -> None:
+    text = table_markdown(TABLES["cifar-large"], [record("cifar100", "mixmatch", 10000, 1, 25.5)])
+    # One run of 25.88 ± 0.30: the band is 2 sqrt(1.2) 0.3 = 0.657.
+    assert cell_text(text, "MixMatch", "CIFAR-100 10,000") == "**25.50** (n = 1, within)<br>paper 25.88 ± 0.30"
+    assert cell_text(text, "*Mean Teacher (Tarvainen and Valpola, 2017), quoted*", "CIFAR-10 4,000") == "6.28"
+    assert cell_text(text, "*Mean Teacher (Tarvainen and Valpola, 2017), quoted*", "CIFAR-100 10,000") == "–"
+    assert cell_text(text, "*SWA (Athiwaratkun et al., 2018), quoted*", "CIFAR-100 10,000") == "28.80"
+    stl10 = table_markdown(TABLES["stl10"], [])
+    assert cell_text(stl10, "*SWWAE (Zhao et al., 2015), quoted*", "1,000") == "25.70"
+
+
+def test_one_line_of_several_methods() -> None:
+    """The comparison's lines are data sets: MixMatch with few labels, supervised with all."""
+    text = table_markdown(TABLES["svhn-comparison"], [record("svhn-extra", "supervised-mixup", "all", 1, 1.7)])
+    assert cell_text(text, "SVHN+Extra", "all") == "**1.70** (n = 1, no band)<br>paper 1.71"
+    assert cell_text(text, "SVHN", "all") == "not run<br>paper 2.59"
+    assert cell_text(text, "SVHN+Extra", "250") == "not run<br>paper 2.22 ± 0.08"
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_records_of_several_machines_are_merged(tmp_path: Path) -> None:
+    paths = [
+        records.save(record("cifar10", "mixmatch", 250, 1, 10.6), tmp_path),
+        records.save(record("cifar10", "mixmatch", 250, 2, 11.4), tmp_path / "elsewhere"),
+        records.save(record("cifar10", "mixmatch", 250, 1, 30.0, steps=8192), tmp_path),
+        records.save(record("cifar10", "mixmatch", 250, 1, 10.6, lambda_u=100), tmp_path),
+    ]
+    assert len({path.name for path in paths}) == 4
+    assert paths[0].name.startswith("cifar10-mixmatch-250-seed1-steps1048576-")
+    warnings: list[str] = []
+    found = records.load_all(tmp_path, warnings.append)
+    assert len(found) == 4
+    assert warnings == []
+    cell = find_cell(row_of("cifar10", "MixMatch"), 250, "error", found)
+    assert cell is not None
+    assert cell.values == (10.6, 11.4)
+
+
+def test_saving_again_replaces(tmp_path: Path) -> None:
+    for error in (10.0, 11.0):
+        path = records.save(record("digits", "mixmatch", 20, 1, error, steps=10), tmp_path)
+    assert list(tmp_path.iterdir()) == [path]
+    assert records.load_all(tmp_path, print) == [
+        {"format": 1, **record("digits", "mixmatch", 20, 1, 11.0, steps=10)},
+    ]
+
+
+def test_no_folder_is_no_records(tmp_path: Path) -> None:
+    assert records.load_all(tmp_path / "none", pytest.fail) == []
+
+
+GOOD = {"format": 1, **record("cifar10", "mixmatch", 250, 1, 10.6)}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('{"format": 1, "da', "it cannot be read"),
+        ("", "it cannot be read"),
+        (b"\xff\xfe\x00", "it cannot be read"),
+        ("[1, 2]", "it is not a record of this version"),
+        ({**GOOD, "format": 2}, "it is not a record of this version"),
+        ({name: value for name, value in GOOD.items() if name != "format"}, "it is not a record of this version"),
+        ({name: value for name, value in GOOD.items() if name not in ("error", "curve")}, "it has no error, curve"),
+        ({name: value for name, value in GOOD.items() if name != "hardware"}, "it has no hardware"),
+        ({**GOOD, "last_error": None}, "it has no last_error"),
+        ({**GOOD, "error": "10.6"}, "it has no error"),
+        ({**GOOD, "settings": None}, "it has no settings"),
+        ({**GOOD, "settings": {**GOOD["settings"], "momentum": 0.9}}, "unknown setting 'momentum'"),
+        ({**GOOD, "settings": {**GOOD["settings"], "method": "mixmach"}}, "unknown method 'mixmach'"),
+        ({**GOOD, "settings": {**GOOD["settings"], "method": ["mixmatch"]}}, "its settings make no sense"),
+        ({**GOOD, "settings": {**GOOD["settings"], "method_settings": 3}}, "method_settings=3 must be"),
+        ({**GOOD, "settings": {**GOOD["settings"], "batch_size": 0}}, "batch_size=0 must be"),
+    ],
+)
+def test_bad_records_are_named_and_the_others_used(tmp_path: Path, content: Any, reason: str) -> None:
+    records.save(record("cifar10", "mixmatch", 250, 2, 11.4), tmp_path)
+    bad = tmp_path / "bad.json"
+    text = json.dumps(content) if isinstance(content, dict) else content
+    bad.write_bytes(text if isinstance(text, bytes) else text.encode())
+    warnings: list[str] = []
+    found = records.load_all(tmp_path, warnings.append)
+    assert [r["error"] for r in found] == [11.4]
+    (warning,) = warnings
+    assert warning.startswith(f"{bad} is left out: {reason}")
+    assert "**11.40**" in results_page(found)
+
+
+def test_settings_added_since_are_at_their_defaults(tmp_path: Path) -> None:
+    """A record of before `mix` and `guess_weights` were settings is one of plain MixMatch."""
+    old = record("cifar10", "mixmatch", 250, 1, 10.6)
+    for name in ("mix", "guess_weights"):
+        del old["settings"]["method_settings"][name]
+    (tmp_path / "old.json").write_text(json.dumps({"format": 1, **old}))
+    found = records.load_all(tmp_path, pytest.fail)
+    assert find_cell(row_of("cifar10", "MixMatch"), 250, "error", found) == Cell((10.6,), FULL, Target(11.08, 0.87))
+
+
+# ---------------------------------------------------------------- the page
+
+
+def test_shorter_runs_on_the_page() -> None:
+    runs = [
+        record("digits", "mixmatch", 20, 1, 4.0, steps=1000),
+        record("digits", "mixmatch", 20, 3, 5.0, steps=1000),
+        record("digits", "supervised", 20, 1, 25.0, steps=1000),
+        record("digits", "mixmatch", 20, 1, 9.0, steps=1000, lambda_u=75.0),
+        record("digits", "mixmatch", 20, 1, 50.0, steps=10),
+        record("cifar10", "mixmatch", 250, 1, 11.0),
+    ]
+    page = results_page(runs)
+    _, short = page.split("## Shorter runs")
+    title = "### scikit-learn digits, 20 labels, 1,000 steps"
+    lines = short.split(title)[1].split("###")[0].strip().splitlines()
+    # Best first. Means: 4.5 ± sqrt(0.5), last errors half a point more, seconds 10 and 30.
+    assert lines[2:] == [
+        "| mixmatch | 1 3 | 4.50 ± 0.71 | 20 | 5.00 | 20 | a machine (fp32) |",
+        "| mixmatch (lambda_u=75.0) | 1 | 9.00 | 20 | 9.50 | 10 | a machine (fp32) |",
+        "| supervised | 1 | 25.00 | 20 | 25.50 | 10 | a machine (fp32) |",
+    ]
+    assert short.count("###") == 2
+    assert "20 labels, 10 steps" in short
+    assert "CIFAR-10" not in short  # a full run is in its table alone
+
+
+def test_every_table_is_on_the_page() -> None:
+    page = results_page([])
+    for name, table in TABLES.items():
+        assert f"### {table.title}\n\n`mixmatch reproduce {name}`." in page
+    assert "**" not in page
+
+
+def test_a_table_of_ones_own() -> None:
+    table = Table("mine", (Row("A", "digits", "supervised", {20: Target(20.0, 1.0)}),))
+    runs = [record("digits", "supervised", 20, 1, 20.5, steps=FULL)]
+    assert table_markdown(table, runs).splitlines() == [
+        "| | 20 |", "|---|---|", "| A | **20.50** (n = 1, within)<br>paper 20.00 ± 1.00 |",
+    ]  # fmt: skip
+
+
+def test_the_page_of_results_is_up_to_date() -> None:
+    """Run `mixmatch results --output docs/results.md` if this fails."""
+    page = results_page(records.load_all(ROOT / "results", pytest.fail))
+    assert (ROOT / "docs/results.md").read_text() == page
+
+
+# ---------------------------------------------------------------- what the paper has for a record
+
+
+def test_the_papers_number_for_a_record() -> None:
+    assert target_of(record("cifar10", "mixmatch", 250, 1, 10.0)) == Target(11.08, 0.87)
+    assert target_of(record("cifar10", "mixmatch", 250, 9, 10.0, steps=8192, passes="fused")) == Target(11.08, 0.87)
+    assert target_of(record("cifar10", "vat", 4000, 1, 10.0)) == Target(11.05, 0.31)
+    ablated = row_of("ablation", "with K = 3").settings
+    assert target_of(record("cifar10", "mixmatch", 250, 1, 10.0, **ablated)) == Target(11.55)
+    assert target_of(record("cifar10", "mixmatch", 250, 1, 10.0, T=0.7)) is None
+    assert target_of(record("cifar10", "mixmatch", 300, 1, 10.0)) is None
+    assert target_of(record("digits", "mixmatch", 20, 1, 10.0)) is None
