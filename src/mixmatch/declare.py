@@ -1,0 +1,173 @@
+"""Settings that describe themselves.
+
+A setting is declared once, as a field of a dataclass: its default, its help, its range or choices, whether it decides
+what experiment a run is, and whether its effect depends on the number of steps. Checks, command-line options, the
+estimator's parameters, config files and the tables in the docs all come from that declaration.
+
+>>> @dataclasses.dataclass(frozen=True)
+... class Example:
+...     K: int = setting(2, "Augmentations per image.", least=1)
+>>> [(s.name, s.default, s.help) for s in settings_of(Example).values()]
+[('K', 2, 'Augmentations per image.')]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from mixmatch.errors import MixMatchError
+
+_KEY = "mixmatch.setting"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One declared setting. `kind` is its type: bool, int, float, str, a Literal, or a union of these and None."""
+
+    name: str
+    kind: Any
+    default: Any
+    help: str
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    experiment: bool = True
+    """Whether runs that differ in it are different experiments."""
+    of_steps: Callable[[Any], bool] | None = None
+    """Whether a value makes training depend on the total number of steps; None if no value does."""
+    metavar: str | None = None
+    group: str | None = None
+    """The panel of `--help` it is shown in, if not its class's."""
+
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        """The members of a union; the type itself if it is none."""
+        union = typing.get_origin(self.kind) in (typing.Union, types.UnionType)
+        return typing.get_args(self.kind) if union else (self.kind,)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The names it may be, if it is chosen from a list."""
+        return tuple(str(c) for k in self.kinds if typing.get_origin(k) is Literal for c in typing.get_args(k))
+
+    def check(self, value: Any) -> Any:
+        """The value in the declared type, or an error that says what it must be."""
+        for kind in self.kinds:
+            good, result = self._fits(value, kind)
+            if good:
+                return result
+        raise MixMatchError(f"{self.name}={value!r} must be {self.wanted}")
+
+    def parse(self, text: str) -> Any:
+        """The value of a text from the command line, checked."""
+        value: Any = text
+        if text not in self.choices and str not in self.kinds:
+            for kind in (int, float):
+                if kind in self.kinds or (kind is int and float in self.kinds):
+                    try:
+                        value = kind(text.replace(",", "").replace("_", ""))
+                        break
+                    except ValueError:
+                        continue
+        return self.check(value)
+
+    @property
+    def wanted(self) -> str:
+        """What a value must be, in words."""
+        words = []
+        for kind in self.kinds:
+            if typing.get_origin(kind) is Literal:
+                names = typing.get_args(kind)
+                words.append(f"one of {', '.join(map(str, names))}" if len(names) > 1 else repr(names[0]))
+            elif kind is bool:
+                words.append("true or false")
+            elif kind is str:
+                words.append("a name")
+            elif kind in (int, float):
+                words.append(self._range("whole number" if kind is int else "number"))
+        return " or ".join(words)
+
+    def _range(self, noun: str) -> str:
+        if self.most is not None:
+            low = self.least if self.least is not None else self.above
+            return f"a {noun} between {low:g} and {self.most:g}" + (", not 0" if self.least is None else "")
+        if self.above is not None:
+            return f"a {noun} above {self.above:g}"
+        return f"a {noun} of at least {self.least:g}" if self.least is not None else f"a finite {noun}"
+
+    def _fits(self, value: Any, kind: Any) -> tuple[bool, Any]:
+        if kind is type(None):
+            return value is None, None
+        if typing.get_origin(kind) is Literal:
+            return isinstance(value, str) and value in typing.get_args(kind), value
+        if kind in (bool, str):
+            return isinstance(value, kind), value
+        if kind not in (int, float):  # a container, whose owner checks it
+            return isinstance(value, typing.get_origin(kind) or kind), value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            return False, value
+        if kind is int and value != int(value):
+            return False, value
+        within = (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+        )
+        return within, kind(value)
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    within: tuple[float, float] | None = None,
+    experiment: bool = True,
+    of_steps: Callable[[Any], bool] | None = None,
+    metavar: str | None = None,
+    group: str | None = None,
+) -> Any:
+    """Declare a setting of a run, a method or a reader, as the default of a dataclass field.
+
+    Args:
+        default: its value if none is given.
+        help: one sentence, shown by `--help` and in the docs.
+        least, above, within: the range of a number: at least, more than, or between two values.
+        experiment: whether runs that differ in it are different experiments. Off for what only changes how fast or
+            how visibly the same thing is computed.
+        of_steps: of a value, whether it makes training depend on the total number of steps. Such a run cannot be
+            continued to another number of steps.
+        metavar: what stands for the value in `--help`.
+        group: the panel of `--help` it is shown in.
+
+    Choices come from the field's type, `Literal[...]`.
+    """
+    low, high = within or (least, None)
+    about = {
+        "help": help, "least": low, "above": above, "most": high, "experiment": experiment, "of_steps": of_steps,
+        "metavar": metavar, "group": group,
+    }  # fmt: skip
+    if isinstance(default, dict | list | set):
+        return dataclasses.field(default_factory=lambda: type(default)(default), metadata={_KEY: about})
+    return dataclasses.field(default=default, metadata={_KEY: about})
+
+
+@cache
+def settings_of(cls: type) -> dict[str, Setting]:
+    """The settings that a dataclass declares, by name, in order."""
+    hints = typing.get_type_hints(cls)
+    return {
+        f.name: Setting(
+            f.name, hints[f.name], None if f.default is dataclasses.MISSING else f.default, **f.metadata[_KEY]
+        )
+        for f in dataclasses.fields(cls)
+        if _KEY in f.metadata
+    }
