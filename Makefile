@@ -18,6 +18,7 @@ test: lint types unit
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: $(VENV)/ready
 	$(BIN)/mypy

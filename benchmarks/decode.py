@@ -141,7 +141,7 @@ def plain(path: Path) -> np.ndarray:
 
 
 def in_processes(folder: Path, watch: Callable[..., None]) -> list[np.ndarray]:
-    """As `folder.in_order`, with spawned processes in the place of threads."""
+    """As `parallel_map`, with spawned processes in the place of threads."""
 
     def rows() -> Iterator[np.ndarray]:
         files = sorted(folder.rglob("*.jpg"))
@@ -153,9 +153,9 @@ def in_processes(folder: Path, watch: Callable[..., None]) -> list[np.ndarray]:
 
 
 def decoded(path: Path) -> np.ndarray:
-    from mixmatch.data.user.images import decode
+    from mixmatch.data.user.images import decode_image
 
-    return decode(path, SIZE, SIZE, 3)[0]
+    return decode_image(path, SIZE, SIZE, 3)[0]
 
 
 def cpu_seconds() -> float:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mixmatch import networks
-from mixmatch.networks.cuda import wide_resnet as fused
+from mixmatch.networks import cuda
 from mixmatch.training.model import full_fp32
 
 BATCHES, SIZE = 3, 64
@@ -33,12 +33,12 @@ def main() -> None:
         network.cuda().to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     exact, ours, theirs = built
     x = torch.randn(BATCHES * SIZE, 3, 32, 32, device="cuda")
-    shape = fused.shape_of(ours, (3, 32, 32))
+    shape = cuda.shape_of(ours, (3, 32, 32))
     assert shape is not None
     with full_fp32():
         logits = [torch.cat([exact(batch) for batch in x.split(SIZE)])]
     tensors = {**dict(ours.named_parameters()), **dict(ours.named_buffers())}
-    logits.append(torch.cat(fused.forward(ours, shape, tensors, [], list(x.split(SIZE)), update=False)[1]))
+    logits.append(torch.cat(cuda.forward(ours, shape, tensors, [], list(x.split(SIZE)), update=False)[1]))
     with torch.autocast("cuda", dtype=torch.bfloat16):
         logits.append(torch.cat([theirs(batch) for batch in x.split(SIZE)]).float())
     direction = torch.randn_like(logits[0])

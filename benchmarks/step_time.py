@@ -6,7 +6,7 @@
 
 Rows: (a) the loop as people write it: fp32, eager, a DataLoader with per-image augmentation and four workers (none on
 a CPU), a forward pass per batch, `.item()` on each loss; (b) our engine, eager, at fp32; (c) our engine at its default
-on this device: on CUDA bf16, compiled and recorded as a graph; (d) with `--side-by-side`, so many such runs sharing the
+on this device: on CUDA bf16, compiled and as a CUDA graph; (d) with `--side-by-side`, so many such runs sharing the
 device, each step counted. Images are random: a step's cost does not depend on what they show. Times are medians of
 repeats after a warm-up, with the device synchronized. The textbook loop is of the same method (`textbook.py`); that of
 MixMatch has official passes, whatever `--passes` is.
@@ -32,10 +32,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mixmatch import networks
-from mixmatch.api import default_precision, pick_device
-from mixmatch.data.source import Images, Source
+from mixmatch.data.source import Rows, Source
 from mixmatch.data.split import make_split
 from mixmatch.settings import Settings, resolve
+from mixmatch.training.device import default_precision, pick_device
 from mixmatch.training.trainer import Trainer
 
 CLASSES, SIZE = 10, 32
@@ -55,15 +55,15 @@ Steps = Callable[[int], None]
 def engine(
     source: Source, settings: Settings, device: torch.device, fast: bool, note: Callable[[str], None], runs: int = 1
 ) -> Steps:
-    """Steps of ours, taken in turns by several runs. `note` is told if they are not as fast as they should be."""
+    """Steps of ours, taken in turns by several runs. `note` gets messages if they are not as fast as they should be."""
     trainers = []
     for seed in range(1, runs + 1):
         torch.manual_seed(seed)
         network = networks.build(settings.network, CLASSES, (3, SIZE, SIZE))
         split = make_split(source, labels(settings.batch_size), seed=seed)
         own = replace(settings, seed=seed)
-        trainers.append(Trainer(own, source, split, network, device, compile=fast, record=fast))
-        trainers[-1].tell(note)
+        trainers.append(Trainer(own, source, split, network, device, compile=fast, graph=fast))
+        trainers[-1].send_notes_to(note)
 
     def steps(count: int) -> None:
         for done in range(0, count, TURN * runs):
@@ -74,10 +74,10 @@ def engine(
     return steps
 
 
-def measure(make: Callable[[], Steps], device: torch.device, seconds: float, recorded: bool) -> dict[str, float]:
-    """Median milliseconds a step over repeats, peak memory and set-up seconds."""
-    # Five runs that take turns have all recorded a step by then.
-    warm_up = 5 * TURN if recorded else 10 if device.type == "cuda" else 1
+def measure(make: Callable[[], Steps], device: torch.device, seconds: float, graphed: bool) -> dict[str, float]:
+    """Median milliseconds per step over repeats, peak memory and set-up seconds."""
+    # Five runs that take turns have all captured a step by then.
+    warm_up = 5 * TURN if graphed else 10 if device.type == "cuda" else 1
 
     def synchronize() -> None:
         if device.type == "cuda":
@@ -91,8 +91,8 @@ def measure(make: Callable[[], Steps], device: torch.device, seconds: float, rec
     steps(warm_up)
     synchronize()
     setup = time.perf_counter() - began
-    count = 320  # when a step is recorded: draws for the first 32 are made before the device has anything to do
-    if not recorded:
+    count = 320  # of a graph: draws for the first 32 are made before the device has anything to do
+    if not graphed:
         few = 10 if device.type == "cuda" else 1
         began = time.perf_counter()
         steps(few)
@@ -153,7 +153,7 @@ def main() -> None:
         given["passes"] = args.passes
     settings = resolve("cifar10", given)
     random = np.random.default_rng(0)
-    images = Images(
+    images = Rows(
         random.integers(0, 256, (10_000, SIZE, SIZE, 3), np.uint8), np.arange(10_000, dtype=np.int64) % CLASSES
     )
     source = Source("random", tuple(map(str, range(CLASSES))), images, images)
@@ -167,7 +167,7 @@ def main() -> None:
             notes.append(text)
 
     fast = device.type == "cuda"
-    variants: dict[str, tuple[Callable[[], Steps], bool]] = {  # and whether steps are recorded
+    variants: dict[str, tuple[Callable[[], Steps], bool]] = {  # and whether steps are a graph
         "textbook loop": (lambda: textbook(source, split, settings, device), False),
         "ours, eager, fp32": (lambda: engine(source, settings, device, False, note), False),
         f"ours, default ({default.precision})": (lambda: engine(source, default, device, fast, note), fast),
@@ -177,9 +177,9 @@ def main() -> None:
         variants[f"{runs} such runs side by side"] = (lambda: engine(source, default, device, fast, note, runs), fast)
     flops, (_, views) = flops_of_step(settings), LOSSES[args.method]
     rows: list[dict[str, Any]] = []
-    for name, (make, recorded) in variants.items():
+    for name, (make, graphed) in variants.items():
         row = {"name": name, "method": args.method, "batch_size": args.batch_size, "network": network}
-        row |= measure(make, device, seconds, recorded)
+        row |= measure(make, device, seconds, graphed)
         row["notes"], notes[:] = notes[:], []
         row["images_per_second"] = 1000 * (1 + views) * args.batch_size / row["ms_per_step"]
         row["tflops"] = flops / row["ms_per_step"] / 1e9

@@ -2,7 +2,7 @@
 
     python benchmarks/tune_kernels.py                     # minutes; needs a GPU
     python benchmarks/tune_kernels.py --output mine.json  # look first
-    python benchmarks/tune_kernels.py --only "boxes forward"
+    python benchmarks/tune_kernels.py --only "tma forward"
 
 For each convolution of WRN-28-2 at batch 64 (three batches of mixed images): forwards with batch norm's sums, backwards
 through batch norm's, and the gradient of the weights. Fastest is what takes the least time where three streams do the
@@ -25,7 +25,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from mixmatch.networks.cuda import wide_resnet as fused
+from mixmatch.networks.cuda import launch, tiles, tma
+from mixmatch.networks.cuda.shape import Convolution, Norm
+from mixmatch.networks.cuda.tiles import Work
 
 IMAGES, GROUPS, STREAMS = 192, 3, 3
 
@@ -34,87 +36,83 @@ Times = tuple[float, float]
 
 
 class Job(NamedTuple):
-    kind: str
-    size: int
-    in_channels: int
-    out_channels: int
-    stride: int
-    span: int
+    work: Work
+    tma: bool
+    conv: Convolution
     tiles: tuple[tuple[int, ...], ...]
     lock: str
 
     @property
     def key(self) -> str:
-        """As in the table: channels in and out are those of the computation, so backwards they change places."""
-        into, out = computed(self.kind, self.in_channels, self.out_channels)
-        return f"{self.kind} 3 {into} {out} {self.span}"
+        into, out = computed(self.work, self.conv)
+        return tiles.key(self.work, self.tma, self.conv.kernel, into, out, self.conv.pixels_per_row)
 
 
-def computed(kind: str, in_channels: int, out_channels: int) -> tuple[int, int]:
-    return (out_channels, in_channels) if kind.endswith("backward") else (in_channels, out_channels)
+def computed(work: Work, conv: Convolution) -> tuple[int, int]:
+    """Channels in and out of a computation: backwards they are exchanged."""
+    return (conv.out_channels, conv.in_channels) if work is Work.BACKWARD else (conv.in_channels, conv.out_channels)
 
 
-def candidates(kind: str, in_channels: int, out_channels: int, span: int) -> Iterator[tuple[int, ...]]:
+def candidates(work: Work, tma: bool, conv: Convolution) -> Iterator[tuple[int, ...]]:
+    """Tiles to try, as they are in the table."""
+
     def upto(limit: int, *values: int) -> list[int]:
         return sorted({min(limit, value) for value in values})
 
     def power(value: int) -> int:
         return max(16, 1 << (value - 1).bit_length())
 
-    into, out = computed(kind, in_channels, out_channels)
-    boxes = kind.startswith("boxes")
-    if kind.endswith("weights"):
-        for taps in (1,) if boxes else (3,) if span > 1 else (1, 3):
-            columns = power((taps + span - 1) * into)
-            for bn in upto(span * out, 32, 64, 128):
+    into, out = computed(work, conv)
+    pixels = conv.pixels_per_row
+    if work is Work.WEIGHTS:
+        for taps in (1,) if tma else (3,) if pixels > 1 else (1, 3):
+            columns = power((taps + pixels - 1) * into)
+            for bn in upto(pixels * out, 32, 64, 128):
                 for warps in (4, 8):
-                    if columns * bn > 256 * 64 or (warps == 8 and columns * bn < 4096) or (boxes and bn < 64):
+                    if columns * bn > 256 * 64 or (warps == 8 and columns * bn < 4096) or (tma and bn < 64):
                         continue
-                    for bm in (64, 128) if boxes else (64, 128, 32):
-                        for stages in (3, 4) if boxes else (3, 2):
-                            for programs in (264, 132) if boxes else (264, 528, 132):
+                    for bm in (64, 128) if tma else (64, 128, 32):
+                        for stages in (3, 4) if tma else (3, 2):
+                            for programs in (264, 132) if tma else (264, 528, 132):
                                 yield taps, bm, bn, programs, warps, stages
         return
-    reads = into * (span + 2) if span > 1 and not boxes else into
+    reads = into * (pixels + 2) if pixels > 1 and not tma else into
     for bm in (128, 256, 64):
-        for bn in upto(span * out, 32, 64, 128):
-            for bk in upto(into if boxes else power(reads), 32, 64, 128):
+        for bn in upto(pixels * out, 32, 64, 128):
+            for bk in upto(into if tma else power(reads), 32, 64, 128):
                 for warps in (4, 8):
                     if bm * bn > 128 * 128 or (warps == 8 and bm * bn < 8192):
                         continue
-                    if boxes and (bk > 64 or bn < min(64, span * out)):
+                    if tma and (bk > 64 or bn < min(64, pixels * out)):
                         continue
-                    for stages in (3, 4) if boxes else (3, 2, 4, 1):
+                    for stages in (3, 4) if tma else (3, 2, 4, 1):
                         yield bm, bn, bk, warps, stages
 
 
 def tune(job: Job) -> tuple[str, list[tuple[Times, tuple[int, ...]]], Times]:
     """Times of a job's tiles, and cuDNN's."""
-    from mixmatch.networks.cuda import kernels
-
-    into, out, size, stride = job.in_channels, job.out_channels, job.size, job.stride
-    kind = job.kind.removeprefix("boxes ")
+    conv, work = job.conv, job.work
+    into, out, size, stride = conv.in_channels, conv.out_channels, conv.in_size, conv.stride
     torch.manual_seed(0)
     x = torch.randn(IMAGES, size, size, into, device="cuda").bfloat16()
-    fused._without_boxes = {x.device} if kind == job.kind else set()
+    (tma.disabled.discard if job.tma else tma.disabled.add)(x.device)
     g = torch.randn(IMAGES, size // stride, size // stride, out, device="cuda").bfloat16()
     w = (0.1 * torch.randn(out, into, 3, 3, device="cuda")).to(memory_format=torch.channels_last)
     channels = max(into, out)
-    pass_ = object.__new__(fused._Pass)
-    pass_.k, pass_.images, pass_.size, pass_.x, pass_.precision = kernels, IMAGES, IMAGES // GROUPS, x, "tf32"
-    pass_.total, pass_.at, pass_.shapes, pass_.spans = channels, [0], [tuple(w.shape)], [job.span]
-    pass_.kernels, pass_.biases = fused.packed([w]), [torch.zeros(out, device="cuda")]
-    pass_.plain = (pass_.kernels[:-1],)
-    pass_.gather(kind == "backward")
-    pass_.norms = [(torch.ones(channels, device="cuda"), torch.zeros(channels, device="cuda"))]
-    sums = torch.zeros(GROUPS, 2, channels, device="cuda")
-    raw = torch.zeros_like(sums)
-    raw[:, 1] = IMAGES // GROUPS * size * size
+    norm = Norm(0, "", channels, size, 0)
+    gamma, beta = torch.ones(channels, device="cuda"), torch.zeros(channels, device="cuda")
+    parameters = [w, torch.zeros(out, device="cuda"), gamma, beta]
+    kernels = launch.Launcher((conv,), (norm,), launch.pack_weights([w]), parameters, x, IMAGES // GROUPS)
+    kernels.expand_weights(work is Work.BACKWARD)
+    sums, input_sums = kernels.zero_sums(), kernels.zero_sums()
+    input_sums[:, 1] = IMAGES // GROUPS * size * size
     gradient = torch.zeros(w.numel(), device="cuda")
-    ours: dict[str, Callable[[], Any]] = {
-        "forward": lambda: pass_.convolve(x, 0, size, stride, sums=sums),
-        "backward": lambda: pass_.convolve(g, 0, size, stride, backward=True, sums=sums, raw=x, raw_sums=raw),
-        "weights": lambda: pass_.weight_gradient(x, g, 0, size, stride, gradient),
+    ours: dict[Work, Callable[[], Any]] = {
+        Work.FORWARD: lambda: kernels.convolve(x, conv, norm=norm, sums=sums),
+        Work.BACKWARD: lambda: kernels.convolve(
+            g, conv, backward=True, norm=norm, sums=sums, norm_input=x, norm_input_sums=input_sums
+        ),
+        Work.WEIGHTS: lambda: kernels.weight_gradient(x, g, conv, gradient),
     }
     padded = x.permute(0, 3, 1, 2)
     if stride == 2:
@@ -122,10 +120,10 @@ def tune(job: Job) -> tuple[str, list[tuple[Times, tuple[int, ...]]], Times]:
     pad, low, gn = [1 if stride == 1 else 0] * 2, w.bfloat16(), g.permute(0, 3, 1, 2)
 
     def theirs() -> None:
-        if kind == "forward":
+        if work is Work.FORWARD:
             F.conv2d(padded, low, None, stride, pad)
         else:
-            mask = [kind == "backward", kind == "weights", False]
+            mask = [work is Work.BACKWARD, work is Work.WEIGHTS, False]
             torch.ops.aten.convolution_backward(
                 gn, padded, low, None, [stride] * 2, pad, [1, 1], False, [0, 0], 1, mask
             )
@@ -134,9 +132,9 @@ def tune(job: Job) -> tuple[str, list[tuple[Times, tuple[int, ...]]], Times]:
     with open(job.lock, "w") as lock:
         reference = timed(theirs, lock)
         for tile in job.tiles:
-            fused.TILES[job.key] = list(tile)
+            tiles.TILES[job.key] = list(tile)
             try:
-                found.append((timed(ours[kind], lock), tile))
+                found.append((timed(ours[work], lock), tile))
             except Exception as error:  # too many registers, too much shared memory
                 if "resource" not in str(error).lower():
                     print(f"{job.key} {tile}: {type(error).__name__}: {str(error)[:150]}", flush=True)
@@ -182,7 +180,7 @@ def replayed(work: Callable[[], Any], streams: int, count: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    table = Path(fused.__file__).with_name("tiles.json")
+    table = Path(tiles.__file__).with_name("tiles.json")
     parser.add_argument("--output", type=Path, default=table)
     parser.add_argument("--only", default="", help="those whose name in the table has this in it; others stay")
     parser.add_argument("--processes", type=int, default=16)
@@ -192,29 +190,30 @@ def main() -> None:
     with tempfile.NamedTemporaryFile() as lock:
         jobs = []
         for size, into, out, stride in shapes:
-            span = fused.span(into, out, size) if stride == 1 else 1
-            kinds = ["weights", "forward"] + ["backward"] * (into > 3)  # images need no gradient
-            if stride == 1 and fused.copies_boxes(torch.device("cuda")):
-                kinds += [f"boxes {kind}" for kind in kinds if fused.worth_boxes(kind, *computed(kind, into, out))]
-            for kind in kinds:
-                tiles = tuple(candidates(kind, into, out, span))
-                for i in range(0, len(tiles), 12):
-                    job = Job(kind, size, into, out, stride, span, tiles[i : i + 12], lock.name)
+            conv = Convolution(0, "", into, out, 3, stride, size)
+            kinds = [(Work.WEIGHTS, False), (Work.FORWARD, False)]
+            kinds += [(Work.BACKWARD, False)] * (into > 3)  # images need no gradient
+            if stride == 1 and tma.uses_tma(torch.device("cuda")):
+                kinds += [(work, True) for work, _ in kinds if tma.enough_channels(work, *computed(work, conv))]
+            for work, by_tma in kinds:
+                found = tuple(candidates(work, by_tma, conv))
+                for i in range(0, len(found), 12):
+                    job = Job(work, by_tma, conv, found[i : i + 12], lock.name)
                     jobs += [job] if args.only in job.key else []
         if not jobs:
             parser.error(f"no kernel has '{args.only}' in its name: see {table.name}")
         times: dict[str, list[tuple[Times, tuple[int, ...]]]] = {}
         references: dict[str, list[Times]] = {}
         with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
-            for key, found, reference in pool.imap_unordered(tune, jobs, chunksize=1):
-                times.setdefault(key, []).extend(found)
+            for key, timings, reference in pool.imap_unordered(tune, jobs, chunksize=1):
+                times.setdefault(key, []).extend(timings)
                 references.setdefault(key, []).append(reference)
-    best_tiles = dict(fused.TILES)
-    for key, found in sorted(times.items()):
-        if not found:
+    best_tiles = dict(tiles.TILES)
+    for key, timings in sorted(times.items()):
+        if not timings:
             print(f"{key:26} no tile runs on this GPU", flush=True)
             continue
-        (alone, busy), tile = min(found, key=lambda one: one[0][1])
+        (alone, busy), tile = min(timings, key=lambda one: one[0][1])
         theirs = [min(reference[i] for reference in references[key]) for i in range(2)]
         ours = f"{alone:6.1f} us alone, {busy:6.1f} busy"
         print(f"{key:26} {ours}; cuDNN {theirs[0]:6.1f}, {theirs[1]:6.1f}  {tile}", flush=True)

@@ -22,11 +22,11 @@ from torch import Tensor
 
 import mixmatch
 from mixmatch import functional
-from mixmatch.api import pick_device
-from mixmatch.augment.augment import to_unit_range
+from mixmatch.augment import to_unit_range
 from mixmatch.data import load
 from mixmatch.methods.vat import VAT, _unit
 from mixmatch.settings import from_dict
+from mixmatch.training.device import pick_device
 from mixmatch.training.model import Model
 from mixmatch.training.run import RunFolder
 

@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +21,19 @@ import torch
 from torch import Tensor, nn
 
 import mixmatch
-from mixmatch import api
-from mixmatch.data.source import UNKNOWN, Images, Source
+from mixmatch.data.source import UNKNOWN, Rows, Source
 from mixmatch.data.split import make_split
 from mixmatch.errors import MixMatchError
+from mixmatch.methods.base import Batch, Method, Step, setting
+from mixmatch.methods.mixmatch import MixMatch
 from mixmatch.settings import resolve
 from mixmatch.training import record as records
-from mixmatch.training import trainer as engine
+from mixmatch.training import session
+from mixmatch.training.device import COMPILE_FROM, default_precision, default_speed
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunFolder
-from mixmatch.training.trainer import Interrupted
+from mixmatch.training.stop import Interrupted
+from mixmatch.training.trainer import Trainer
 
 CLASSES = ("cat", "dog", "elk")
 TINY: dict[str, Any] = {"labels": 6, "batch_size": 5, "pad": 1, "steps": 11, "eval_every": 4, "ema_decay": 0.8}
@@ -38,15 +43,15 @@ def tiny_source(count: int = 40, name: str = "tiny") -> Source:
     """Classes differ by brightness, rows from columns."""
     rng = np.random.default_rng(0)
 
-    def part(count: int) -> Images:
+    def part(count: int) -> Rows:
         labels = np.arange(count) % 3
         images = rng.integers(0, 120, (count, 6, 5, 2)) + 60 * labels[:, None, None, None]
-        return Images(images.astype(np.uint8), labels.astype(np.int64))
+        return Rows(images.astype(np.uint8), labels.astype(np.int64))
 
     return Source(name, CLASSES, part(count), part(90))
 
 
-class UserData(nn.Module):
+class Network(nn.Module):
     def __init__(self, width: int = 8) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -62,7 +67,7 @@ class UserData(nn.Module):
 def train(out: Path, network: nn.Module | str | None = None, **given: Any) -> dict[str, Any]:
     data = given.pop("data", None) or tiny_source()
     return mixmatch.train(
-        data, out=out, network=network or UserData(), **{"reporter": Quiet(), "device": "cpu", **TINY, **given}
+        data, out=out, network=network or Network(), **{"reporter": Quiet(), "device": "cpu", **TINY, **given}
     )
 
 
@@ -91,6 +96,20 @@ def stopped(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+def test_the_public_names_are_imported_when_they_are_used() -> None:
+    code = """
+import sys, mixmatch
+assert not {"torch", "numpy", "sklearn"} & sys.modules.keys()
+assert set(mixmatch.__all__) <= set(dir(mixmatch))
+for name in mixmatch.__all__:
+    assert getattr(mixmatch, name)
+assert mixmatch.functional is sys.modules["mixmatch.functional"]
+assert mixmatch.methods.METHODS
+assert not hasattr(mixmatch, "nothing")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 # ---------------------------------------------------------------- train
 
 
@@ -102,7 +121,7 @@ def test_the_record_tells_what_was_done(finished: Path) -> None:
     errors = [point["error"] for point in record["curve"]]
     assert record["error"] == sorted(errors)[1]
     assert (record["last_error"], record["median_of"]) == (errors[-1], 3)
-    assert record["settings"]["network"] == "custom:UserData"
+    assert record["settings"]["network"] == "custom:Network"
     assert record["split"] == {"hash": record["split"]["hash"], "labeled": 6, "unlabeled": 34, "valid": 0, "test": 90}
     assert record["versions"]["torch"] == torch.__version__
     config = json.loads((finished / "config.json").read_text())
@@ -123,7 +142,7 @@ def test_a_finished_run_gives_its_record_again_and_does_nothing(finished: Path) 
 
 
 def test_a_folder_with_a_run_is_not_written_to_without_resume(finished: Path) -> None:
-    with pytest.raises(MixMatchError, match="holds a run already: go on with it \\(--resume") as caught:
+    with pytest.raises(MixMatchError, match="holds a run already: continue it with resume=True") as caught:
         train(finished)
     assert str(finished) in str(caught.value)
 
@@ -136,7 +155,7 @@ def test_resuming_with_other_settings_lists_them(finished: Path) -> None:
         train(finished, resume=True, method="supervised")
     with pytest.raises(MixMatchError, match="data: tiny -> other"):
         train(finished, resume=True, data=tiny_source(name="other"))
-    with pytest.raises(MixMatchError, match="network: custom:UserData -> custom:Linear"):
+    with pytest.raises(MixMatchError, match="network: custom:Network -> custom:Linear"):
         train(finished, resume=True, network=nn.Linear(1, 1))
 
 
@@ -174,8 +193,8 @@ def test_a_run_can_be_ended_where_it_stands_but_not_before(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"schedule": "cosine"}, "its learning rate follows them"),
-        ({"method": "pi-model"}, "the unlabeled weight of pi-model rises over a part of them"),
+        ({"schedule": "cosine"}, "its schedule=cosine depends on the number of steps"),
+        ({"method": "pi-model"}, "its warmup=0.4 depends on the number of steps"),
     ],
 )
 def test_what_follows_the_number_of_steps_cannot_be_taken_further(tmp_path: Path, given: Any, why: str) -> None:
@@ -203,7 +222,7 @@ def test_settings_need_not_be_repeated_to_resume(finished: Path) -> None:
     assert record["settings"]["batch_size"] == 5
 
 
-def test_a_stopped_run_goes_on_to_the_same_file(stopped: Path, finished: Path) -> None:
+def test_a_stopped_run_resumes_to_the_same_file(stopped: Path, finished: Path) -> None:
     assert not (stopped / "result.json").exists()
     record = train(stopped, resume=True)
     assert (stopped / "model.safetensors").read_bytes() == (finished / "model.safetensors").read_bytes()
@@ -243,10 +262,10 @@ def test_data_of_the_same_split_that_changed_since(stopped: Path, change: Any, w
     source = tiny_source()
     train_, test = source.train, source.test
     if "images" in change:
-        train_, test = (Images(part.images[change["images"]], part.labels) for part in (train_, test))
+        train_, test = (Rows(part.inputs[change["images"]], part.labels) for part in (train_, test))
     if "labels" in change:
         row, label = change["labels"]
-        train_ = Images(train_.images, np.where(np.arange(len(train_)) == row, label, train_.labels))
+        train_ = Rows(train_.inputs, np.where(np.arange(len(train_)) == row, label, train_.labels))
     split = make_split(source, TINY["labels"], seed=1)
     assert split.hash == RunFolder(stopped).config()["split"]["hash"]  # so this alone would not tell
     changed = Source("tiny", change.get("classes", CLASSES), train_, test)
@@ -278,13 +297,13 @@ def test_another_process_in_the_folder_meanwhile(
     if other == "finished":
         with pytest.raises(Interrupted):
             train(out, reporter=StopAt(4))
-    meanwhile = engine.Trainer
+    meanwhile = session.Trainer
 
-    def slowly(*arguments: Any, **options: Any) -> engine.Trainer:
+    def slowly(*arguments: Any, **options: Any) -> Trainer:
         shutil.copytree(finished, out, dirs_exist_ok=True)
         return meanwhile(*arguments, **options)
 
-    monkeypatch.setattr(engine, "Trainer", slowly)
+    monkeypatch.setattr(session, "Trainer", slowly)
     with pytest.raises(MixMatchError, match=r"another process has worked in .* meanwhile"):
         train(out, resume=True)
     assert (out / "result.json").read_bytes() == (finished / "result.json").read_bytes()
@@ -292,11 +311,11 @@ def test_another_process_in_the_folder_meanwhile(
 
 def test_a_network_that_changed_since_is_refused(stopped: Path) -> None:
     with pytest.raises(MixMatchError, match="is of another network"):
-        train(stopped, resume=True, network=UserData(width=9))
+        train(stopped, resume=True, network=Network(width=9))
 
 
-def test_an_own_network_has_to_be_given_again(stopped: Path) -> None:
-    with pytest.raises(MixMatchError, match="network of your own, UserData: pass it"):
+def test_a_network_from_outside_has_to_be_given_again(stopped: Path) -> None:
+    with pytest.raises(MixMatchError, match="network of your own, Network: pass it"):
         mixmatch.train(tiny_source(), out=stopped, resume=True, reporter=Quiet(), device="cpu")
 
 
@@ -327,10 +346,10 @@ def test_what_is_refused_leaves_no_folder(tmp_path: Path, given: dict[str, Any],
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 def test_a_device_that_is_not_there(finished: Path, tmp_path: Path) -> None:
-    with pytest.raises(MixMatchError, match="device 'cuda' is not available here: use --device cpu"):
+    with pytest.raises(MixMatchError, match="device 'cuda' is not available here: use device=cpu"):
         train(tmp_path / "run", device="cuda")
     with pytest.raises(MixMatchError, match="device 'cuda:0' is not available here"):
-        mixmatch.load(finished, device="cuda:0", network=UserData())
+        mixmatch.load(finished, device="cuda:0", network=Network())
 
 
 def test_settings_of_none_are_as_if_not_given(tmp_path: Path) -> None:
@@ -339,7 +358,7 @@ def test_settings_of_none_are_as_if_not_given(tmp_path: Path) -> None:
 
 
 def test_random_numbers_of_the_caller_are_left_alone(tmp_path: Path) -> None:
-    network = UserData()
+    network = Network()
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -368,44 +387,168 @@ def test_a_network_by_name(tmp_path: Path) -> None:
     train(tmp_path, network="wrn-10-1", steps=2)
     classifier = mixmatch.load(tmp_path, device="cpu")
     source = tiny_source()
-    names = classifier.predict(source.test.images)
+    names = classifier.predict(source.test.inputs)
     wrong = 100 * np.mean([name != CLASSES[label] for name, label in zip(names, source.test.labels, strict=True)])
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["last_error"] == pytest.approx(wrong)
 
 
+@dataclass(frozen=True)
+class Alone(Method):
+    """A method from outside the package: the labeled loss, scaled."""
+
+    scale: float = setting(1.0, "Factor of the loss.", above=0)
+
+    def loss(self, model: Any, batch: Batch, draws: Any, progress: Any, state: Any) -> Step:
+        loss = -(batch.y * model(batch.x, stats="update").log_softmax(1)).sum(1).mean()
+        return Step(self.scale * loss, {})
+
+
+def test_a_method_from_outside(tmp_path: Path) -> None:
+    record = train(tmp_path, method=Alone(2.0), steps=3)
+    assert record["method"] == "custom:Alone"
+    assert record["settings"]["method_settings"] == {"scale": 2.0}
+    assert train(tmp_path, method=Alone(2.0), steps=5, resume=True)["steps"] == 5
+    with pytest.raises(MixMatchError, match=r"other settings \(scale: 2.0 -> 3.0\)"):
+        train(tmp_path, method=Alone(3.0), resume=True, steps=5)
+    with pytest.raises(MixMatchError, match="method: custom:Alone -> ict"):
+        train(tmp_path, method="ict", resume=True, steps=5)
+    with pytest.raises(MixMatchError, match=r"Alone is not part of mixmatch: pass the object, train\(method=Alone"):
+        train(tmp_path, resume=True, steps=5)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (Alone, r"method=Alone is a class: give an object of it, Alone\(...\)"),
+        (["mixmatch"], r"unknown method '\['mixmatch'\]'"),
+        ("custom:Alone", "Alone is not part of mixmatch"),
+    ],
+)
+def test_what_is_not_a_method(tmp_path: Path, method: Any, message: str) -> None:
+    with pytest.raises(MixMatchError, match=message):
+        train(tmp_path / "run", method=method)
+    assert not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------- settings from a file
+
+
+def test_settings_of_another_run(tmp_path: Path, finished: Path) -> None:
+    """The network of that run is from outside, and given again; the data is not taken from the file."""
+    options: dict[str, Any] = {"config": finished / "config.json", "reporter": Quiet(), "device": "cpu"}
+    mixmatch.train(tiny_source(), out=tmp_path / "same", network=Network(), **options)
+    assert (tmp_path / "same" / "model.safetensors").read_bytes() == (finished / "model.safetensors").read_bytes()
+    record = mixmatch.train(
+        tiny_source(name="other"), out=tmp_path / "other", network=Network(), steps=2, lambda_u=3.0, **options
+    )
+    before = RunFolder(finished).config()["settings"]
+    assert record["settings"] == {
+        **before,
+        "data": "other",
+        "steps": 2,
+        "method_settings": {**before["method_settings"], "lambda_u": 3.0},
+    }
+
+
+def test_settings_of_a_run_of_another_method(tmp_path: Path, finished: Path) -> None:
+    """Those of the run are taken, those of its method are not."""
+    options: dict[str, Any] = {"config": finished / "config.json", "reporter": Quiet(), "device": "cpu"}
+    record = mixmatch.train(tiny_source(), out=tmp_path / "run", network=Network(), method="ict", **options)
+    assert (record["method"], record["settings"]["batch_size"]) == ("ict", 5)
+    assert record["settings"]["method_settings"] == resolve("tiny", {"method": "ict"}).method_settings
+    same = mixmatch.train(
+        tiny_source(), out=tmp_path / "same", network=Network(), method=MixMatch(lambda_u=3.0), **options
+    )
+    assert same["settings"]["method_settings"]["lambda_u"] == 3.0
+
+
+def test_a_network_that_a_file_names_has_to_be_given(tmp_path: Path, finished: Path) -> None:
+    with pytest.raises(MixMatchError, match="network of your own, Network: pass it"):
+        mixmatch.train(tiny_source(), out=tmp_path / "run", config=finished / "config.json", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_in_toml(tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text('method = "pi-model"\nconsistency_weight = 3\nsteps = 9\nlabels = 6\nbatch_size = 5\npad = 1\n')
+    record = mixmatch.train(
+        tiny_source(),
+        out=tmp_path / "run",
+        network=Network(),
+        config=str(file),
+        steps=2,
+        reporter=Quiet(),
+        device="cpu",
+    )
+    settings = record["settings"]
+    assert (settings["method"], settings["steps"], settings["batch_size"]) == ("pi-model", 2, 5)
+    assert settings["method_settings"]["consistency_weight"] == 3.0
+
+
+def test_what_comes_from_a_file_counts_as_given(tmp_path: Path, finished: Path) -> None:
+    """On resume it must not contradict the run."""
+    file = tmp_path / "other.toml"
+    file.write_text("batch_size = 7\n")
+    with pytest.raises(MixMatchError, match="other settings \\(batch_size: 5 -> 7\\)"):
+        mixmatch.train(tiny_source(), out=finished, network=Network(), resume=True, config=file, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("colour = 3", "unknown setting of method 'mixmatch' 'colour'"),
+        ("steps = 0", "steps=0 must be a whole number of at least 1"),
+        ('method = "ict"\nK = 3', "method 'ict' has no setting 'K'"),
+        ("steps = = 3", "bad.toml is not a file of settings"),
+        ("", "bad.toml holds no settings"),
+        ("[data_options]\nimage_size = 8", "image_size= is for your own data, not for 'tiny'"),
+        (None, "bad.toml cannot be read: No such file"),
+    ],
+)
+def test_files_of_settings_that_are_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    file = tmp_path / "bad.toml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(MixMatchError) as caught:
+        mixmatch.train(tiny_source(), out=tmp_path / "run", network=Network(), config=file, device="cpu")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
 # ---------------------------------------------------------------- how fast
 
 
-def test_how_steps_are_taken(tmp_path: Path) -> None:
-    run, cpu, cuda = RunFolder(tmp_path), torch.device("cpu"), torch.device("cuda")
-    short, long = (resolve("digits", {"steps": steps}) for steps in (api.WORTH_COMPILING - 1, api.WORTH_COMPILING))
+def test_how_steps_are_taken() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    short, long = COMPILE_FROM - 1, COMPILE_FROM
     for compile in (True, False):
         for where in (cpu, cuda):
-            assert api._speed(run, short, where, compile) == {"compile": compile, "record": compile}
-    assert api._speed(run, long, cpu, None) == {"compile": False, "record": False}
-    assert api._speed(run, short, cuda, None) == {"compile": False, "record": True}
-    assert api._speed(run, long, cuda, None) == {"compile": True, "record": True}
+            assert default_speed(short, where, compile) == (compile, compile)
+    assert default_speed(long, cpu, None) == (False, False)
+    assert default_speed(short, cuda, None) == (False, True)
+    assert default_speed(long, cuda, None) == (True, True)
 
 
 @pytest.mark.parametrize(
     ("first", "then", "expected"), [(True, None, True), (False, None, False), (True, False, False)]
 )
-def test_a_run_goes_on_as_it_was_begun(
+def test_a_run_continues_as_it_was_begun(
     first: bool, then: bool | None, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[bool] = []
+    seen: list[tuple[bool, bool]] = []
 
-    class Noted(engine.Trainer):
-        def __init__(self, *args: Any, compile: bool, record: bool) -> None:
-            seen.append(compile)
-            super().__init__(*args)
+    class Noted(Trainer):
+        def __init__(self, *args: Any, compile: bool, graph: bool, **options: Any) -> None:
+            seen.append((compile, graph))
+            super().__init__(*args, **options)
 
-    monkeypatch.setattr(engine, "Trainer", Noted)
+    monkeypatch.setattr(session, "Trainer", Noted)
     with pytest.raises(Interrupted):
         train(tmp_path / "run", reporter=StopAt(4), compile=first)
     train(tmp_path / "run", resume=True, compile=then)
-    assert seen == [first, expected]
+    assert seen == [(first, first), (expected, expected)]
     assert RunFolder(tmp_path / "run").config()["compile"] is first
 
 
@@ -415,7 +558,7 @@ def test_a_run_goes_on_as_it_was_begun(
         ("cuda", "wrn-28-2", (3, 32, 32), False, "bf16"),
         ("cuda", "wrn-small", (1, 8, 8), False, "bf16"),
         ("cuda", "mlp", (64,), True, "fp32"),
-        ("cuda", "custom:UserData", (64,), True, "fp32"),
+        ("cuda", "custom:Network", (64,), True, "fp32"),
         ("cpu", "wrn-28-2", (3, 32, 32), True, "bf16"),
         ("cpu", "wrn-28-2", (3, 32, 32), False, "fp32"),
         ("cpu", "wrn-28-2", (3, 24, 23), True, "fp32"),
@@ -427,7 +570,7 @@ def test_the_default_precision(
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: known, raising=False)
     settings = replace(resolve("digits", {}), network=network)
-    assert api.default_precision(settings, torch.device(device), shape) == expected
+    assert default_precision(settings, torch.device(device), shape) == expected
 
 
 # ---------------------------------------------------------------- load and predict
@@ -435,7 +578,7 @@ def test_the_default_precision(
 
 def by_hand(weights: Mapping[str, Tensor], images: np.ndarray) -> np.ndarray:
     """Probabilities in float64."""
-    network = UserData().double()
+    network = Network().double()
     network.load_state_dict({name: value.double() for name, value in weights.items()})
     network.eval()
     x = torch.from_numpy((images.astype(np.float64) * 2 / 255 - 1).transpose(0, 3, 1, 2).copy())
@@ -446,33 +589,33 @@ def by_hand(weights: Mapping[str, Tensor], images: np.ndarray) -> np.ndarray:
 
 
 def test_the_classifier_is_the_averaged_model(finished: Path) -> None:
-    classifier = mixmatch.load(finished, network=UserData(), device="cpu")
+    classifier = mixmatch.load(finished, network=Network(), device="cpu")
     assert classifier.classes == CLASSES
     assert classifier.input_shape == (2, 6, 5)
     source = tiny_source()
-    found = classifier.predict_proba(source.test.images)
+    found = classifier.predict_proba(source.test.inputs)
     assert found.shape == (90, 3)
     np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-12)
     saved = RunFolder(finished).load_checkpoint()
     assert saved is not None
-    expected = by_hand({**saved.weights, **saved.ema}, source.test.images)
+    expected = by_hand({**saved.weights, **saved.ema}, source.test.inputs)
     np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert np.abs(by_hand(saved.weights, source.test.images) - expected).max() > 1e-3
-    names = classifier.predict(source.test.images)
+    assert np.abs(by_hand(saved.weights, source.test.inputs) - expected).max() > 1e-3
+    names = classifier.predict(source.test.inputs)
     assert names == [CLASSES[c] for c in expected.argmax(axis=1)]
     wrong = np.mean([name != CLASSES[label] for name, label in zip(names, source.test.labels, strict=True)])
     assert json.loads((finished / "result.json").read_text())["last_error"] == pytest.approx(100 * wrong)
 
 
 def test_from_the_file_itself(finished: Path) -> None:
-    images = tiny_source().test.images
-    a = mixmatch.load(str(finished / "model.safetensors"), network=UserData()).predict_proba(images)
-    np.testing.assert_array_equal(a, mixmatch.load(finished, network=UserData()).predict_proba(images))
+    images = tiny_source().test.inputs
+    a = mixmatch.load(str(finished / "model.safetensors"), network=Network()).predict_proba(images)
+    np.testing.assert_array_equal(a, mixmatch.load(finished, network=Network()).predict_proba(images))
 
 
 def test_one_image_or_none(finished: Path) -> None:
-    classifier = mixmatch.load(finished, network=UserData())
-    images = tiny_source().test.images
+    classifier = mixmatch.load(finished, network=Network())
+    images = tiny_source().test.inputs
     np.testing.assert_allclose(classifier.predict_proba(images[3:4])[0], classifier.predict_proba(images)[3], atol=1e-6)
     assert classifier.predict_proba(images[:0]).shape == (0, 3)
     assert classifier.predict(images[:0]) == []
@@ -484,7 +627,7 @@ def test_one_image_or_none(finished: Path) -> None:
 )
 def test_other_images_are_refused(finished: Path, images: Any) -> None:
     with pytest.raises(MixMatchError, match=r"takes uint8 images of shape \(N, 6, 5, 2\), not"):
-        mixmatch.load(finished, network=UserData()).predict_proba(images)
+        mixmatch.load(finished, network=Network()).predict_proba(images)
 
 
 def test_the_file_tells_what_it_takes_to_use_it(finished: Path) -> None:
@@ -493,22 +636,22 @@ def test_the_file_tells_what_it_takes_to_use_it(finished: Path) -> None:
     assert json.loads(about["classes"]) == ["cat", "dog", "elk"]
     assert json.loads(about["input_shape"]) == [2, 6, 5]
     assert about["normalization"] == "pixel * 2 / 255 - 1"
-    assert about["network"] == "custom:UserData"
+    assert about["network"] == "custom:Network"
 
 
 def test_an_unfinished_run_gives_its_checkpoint(stopped: Path) -> None:
-    images = tiny_source().test.images
+    images = tiny_source().test.inputs
     saved = RunFolder(stopped).load_checkpoint()
     assert saved is not None
     assert saved.step == 4
-    classifier = mixmatch.load(stopped, network=UserData(), device="cpu")
+    classifier = mixmatch.load(stopped, network=Network(), device="cpu")
     assert classifier.classes == CLASSES
     expected = by_hand({**saved.weights, **saved.ema}, images)
     np.testing.assert_allclose(classifier.predict_proba(images), expected, atol=1e-5)
-    with pytest.raises(MixMatchError, match="network of your own, UserData: pass it to load"):
+    with pytest.raises(MixMatchError, match="network of your own, Network: pass it to load"):
         mixmatch.load(stopped)
     with pytest.raises(MixMatchError, match="does not fit its network"):
-        mixmatch.load(stopped, network=UserData(width=9))
+        mixmatch.load(stopped, network=Network(width=9))
 
 
 @pytest.mark.parametrize("given", [{"steps": 20}, {"checkpoint": "step-00000004"}])
@@ -518,9 +661,9 @@ def test_a_run_that_goes_on_after_its_end_gives_its_checkpoint(tmp_path: Path, g
         train(tmp_path, resume=True, reporter=StopAt(5), **{"steps": 8, **given})
     saved = RunFolder(tmp_path).load_checkpoint()
     assert saved is not None
-    images = tiny_source().test.images
+    images = tiny_source().test.inputs
     expected = by_hand({**saved.weights, **saved.ema}, images)
-    got = mixmatch.load(tmp_path, network=UserData(), device="cpu").predict_proba(images)
+    got = mixmatch.load(tmp_path, network=Network(), device="cpu").predict_proba(images)
     np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
@@ -528,7 +671,7 @@ def test_a_finished_run_without_a_checkpoint_cannot_be_taken_further(tmp_path: P
     train(tmp_path, steps=8)
     shutil.rmtree(tmp_path / "checkpoint")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(MixMatchError, match="is finished and has no checkpoint to go on from"):
+    with pytest.raises(MixMatchError, match="is finished and has no checkpoint to resume from"):
         train(tmp_path, resume=True, steps=20)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
@@ -536,7 +679,7 @@ def test_a_finished_run_without_a_checkpoint_cannot_be_taken_further(tmp_path: P
 def test_a_run_without_a_checkpoint(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((finished / "config.json").read_bytes())
     with pytest.raises(MixMatchError, match="has no model yet: its training has not reached a checkpoint"):
-        mixmatch.load(tmp_path, network=UserData())
+        mixmatch.load(tmp_path, network=Network())
 
 
 def test_what_is_not_a_run(tmp_path: Path) -> None:
@@ -545,11 +688,11 @@ def test_what_is_not_a_run(tmp_path: Path) -> None:
             mixmatch.load(path)
 
 
-def test_a_finished_own_network_has_to_be_given(finished: Path) -> None:
-    with pytest.raises(MixMatchError, match="network of your own, UserData: pass it to load"):
+def test_the_network_of_a_finished_run_has_to_be_given(finished: Path) -> None:
+    with pytest.raises(MixMatchError, match="network of your own, Network: pass it to load"):
         mixmatch.load(finished)
     with pytest.raises(MixMatchError, match="does not fit its network") as caught:
-        mixmatch.load(finished, network=UserData(width=9))
+        mixmatch.load(finished, network=Network(width=9))
     assert "\n" not in str(caught.value)
 
 
@@ -558,7 +701,7 @@ def test_a_model_file_cut_short(finished: Path, tmp_path: Path, keep: int) -> No
     path = tmp_path / "model.safetensors"
     path.write_bytes((finished / "model.safetensors").read_bytes()[:keep])
     with pytest.raises(MixMatchError, match=r"model\.safetensors cannot be read as a model"):
-        mixmatch.load(path, network=UserData())
+        mixmatch.load(path, network=Network())
 
 
 @pytest.mark.parametrize("where", [0, 8, 9, 30])
@@ -568,7 +711,7 @@ def test_a_model_file_with_a_damaged_header(finished: Path, tmp_path: Path, wher
     content[where] = 0xFF
     path.write_bytes(content)
     with pytest.raises(MixMatchError, match=r"model\.safetensors (cannot be read as a model|is not a model)"):
-        mixmatch.load(path, network=UserData())
+        mixmatch.load(path, network=Network())
 
 
 @pytest.mark.parametrize("name", ["classes", "input_shape", "network"])
@@ -578,7 +721,7 @@ def test_a_model_file_that_lacks_something(finished: Path, tmp_path: Path, name:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", about)
     with pytest.raises(MixMatchError, match=r"model\.safetensors cannot be read as a model"):
-        mixmatch.load(tmp_path / "model.safetensors", network=UserData())
+        mixmatch.load(tmp_path / "model.safetensors", network=Network())
 
 
 def test_someone_elses_file(tmp_path: Path) -> None:
@@ -593,6 +736,6 @@ def test_a_commit_that_was_only_told_is_marked(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(record, "_commit", lambda folder: None)
     monkeypatch.setenv("MIXMATCH_COMMIT", "abc123")
-    assert record.versions()["commit"] == "abc123 (told, not checked)"
+    assert record.versions()["commit"] == "abc123 (from MIXMATCH_COMMIT, not verified)"
     monkeypatch.delenv("MIXMATCH_COMMIT")
     assert record.versions()["commit"] is None

@@ -48,7 +48,8 @@ def test_every_method_has_a_textbook_loop(textbook: Any) -> None:
 def test_a_textbook_loss_is_ours(textbook: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     method = build(name, resolve("cifar10", {"method": name}).method_settings)
     loss_of, views = textbook.LOSSES[name]
-    assert views == method.unlabeled_views
+    assert views == len(method.views)
+    assert method.ratio == 1
     torch.manual_seed(1)
     x, y = torch.randn(B, 3, SIZE, SIZE).double(), torch.eye(CLASSES)[torch.arange(B) % CLASSES].double()
     u = torch.randn(views, B, 3, SIZE, SIZE).double()
@@ -76,8 +77,9 @@ def test_a_textbook_loss_is_ours(textbook: Any, name: str, monkeypatch: pytest.M
     for key, value in average.named_parameters():
         value.data.mul_(0.7).add_(0.05)
         model.ema[key] = value.detach().clone()
-    batch = Batch(x=x, y=y, u=u)
-    ours, metrics = method.loss(model, batch, draws, Progress(torch.tensor(2.0**20).double(), 2**20))
+    batch = Batch(x=x, y=y, u=u, rows=torch.arange(B))
+    ours, metrics, state = method.loss(model, batch, draws, Progress(torch.tensor(2.0**20).double(), 2**20), {})
+    assert state == {}
     theirs, *parts = loss_of(live, average, x.clone(), y.clone(), list(u.clone()))
     torch.testing.assert_close(theirs, ours, rtol=1e-6, atol=1e-9)
     expected = [metrics[key] for key in ("loss_x", "loss_u", "entropy") if key in metrics]

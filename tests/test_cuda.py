@@ -1,4 +1,4 @@
-"""On a GPU: every method is recorded and learns what it learns without, several share memory and give it back.
+"""On a GPU: every method becomes a graph and learns what it learns without, several share memory and give it back.
 
 Skipped where there is none. On one: `python -m pytest tests/test_cuda.py`, a few minutes.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mixmatch import api, networks
-from mixmatch.data.source import Images, Source
+from mixmatch import networks
+from mixmatch.data.source import Rows, Source
 from mixmatch.data.split import make_split
+from mixmatch.execution import here
 from mixmatch.methods import METHODS
+from mixmatch.methods.base import Batch, DataInfo, Method, Step
 from mixmatch.networks.wide_resnet import WideResNet
 from mixmatch.settings import resolve
+from mixmatch.training.plan import plan
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunFolder
+from mixmatch.training.session import Work
 from mixmatch.training.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -38,7 +43,7 @@ def source() -> Source:
     rng = np.random.default_rng(0)
     labels = np.arange(600, dtype=np.int64) % 10
     bright = 20 * labels[:, None, None, None] + rng.integers(0, 56, (600, 32, 32, 3))
-    images = Images(bright.astype(np.uint8), labels)
+    images = Rows(bright.astype(np.uint8), labels)
     return Source("bright", tuple("abcdefghij"), images, images)
 
 
@@ -48,7 +53,7 @@ def settings(**given: Any) -> dict[str, Any]:
 
 def trainer_for(
     *,
-    record: bool,
+    graph: bool,
     compile: bool = False,
     precision: Any = "bf16",
     network: nn.Module | None = None,
@@ -57,13 +62,15 @@ def trainer_for(
     wanted, data = resolve("cifar10", settings(precision=precision, **given)), source()
     torch.manual_seed(0)
     network = network or networks.build(wanted.network, 10, (3, 32, 32))
-    return Trainer(wanted, data, make_split(data, 40, 1), network, GPU, compile=compile, record=record)
+    method = given["method"] if isinstance(given["method"], Method) else None
+    split = make_split(data, 40, 1)
+    return Trainer(wanted, data, split, network, GPU, method=method, compile=compile, graph=graph)
 
 
 def learned(trainer: Trainer, until: int = STEPS) -> dict[str, float]:
     """The averages over steps that were taken without anything to be said, but how long compiling took."""
     said: list[str] = []
-    trainer.tell(said.append)
+    trainer.send_notes_to(said.append)
     trainer.advance(until)
     assert [text for text in said if not text.startswith("compiled the training step in")] == []
     trainer.check_finite()
@@ -71,8 +78,8 @@ def learned(trainer: Trainer, until: int = STEPS) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("given", CASES, ids=str)
-def test_every_method_is_recorded_with_kernels_and_learns_the_same(given: dict[str, Any]) -> None:
-    ours, theirs = (trainer_for(record=record, **given) for record in (True, False))
+def test_every_method_is_graphed_with_kernels_and_learns_the_same(given: dict[str, Any]) -> None:
+    ours, theirs = (trainer_for(graph=graph, **given) for graph in (True, False))
     assert learned(ours) == pytest.approx(learned(theirs), rel=0.05, abs=0.005)
     assert ours.engine["recorded"]
     assert ours.engine["kernels"]
@@ -82,8 +89,8 @@ def test_every_method_is_recorded_with_kernels_and_learns_the_same(given: dict[s
 @pytest.mark.parametrize(
     "given", [{"method": "mixmatch"}, {"method": "vat", "xi": 0.1}, {"method": "mean-teacher"}], ids=str
 )
-def test_networks_without_kernels_are_recorded(given: dict[str, Any]) -> None:
-    ours, theirs = (trainer_for(record=record, precision="fp32", **given) for record in (True, False))
+def test_networks_without_kernels_are_graphed(given: dict[str, Any]) -> None:
+    ours, theirs = (trainer_for(graph=graph, precision="fp32", **given) for graph in (True, False))
     assert learned(ours) == pytest.approx(learned(theirs), rel=0.03, abs=1e-3)
     assert ours.engine["recorded"]
     assert not ours.engine["kernels"]
@@ -91,24 +98,24 @@ def test_networks_without_kernels_are_recorded(given: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("method", ["mixmatch", "ict"])
 def test_the_default_is_compiled_too(method: str) -> None:
-    ours, theirs = (trainer_for(record=fast, compile=fast, method=method) for fast in (True, False))
+    ours, theirs = (trainer_for(graph=fast, compile=fast, method=method) for fast in (True, False))
     assert learned(ours) == pytest.approx(learned(theirs), rel=0.05, abs=0.005)
     assert {name for name, on in ours.engine.items() if on is True} == {"compiled", "recorded", "kernels"}
 
 
 class Looks(WideResNet):
-    """A network that looks at its values, which cannot be recorded."""
+    """A network that looks at its values, which cannot be captured."""
 
     def forward(self, x: Tensor) -> Tensor:
         assert x.mean().item() < 1e9
         return super().forward(x)
 
 
-def test_what_cannot_be_recorded_goes_on_and_memory_is_freed() -> None:
-    trainer, said = trainer_for(record=True, network=Looks(10), method="supervised"), list[str]()
-    trainer.tell(said.append)
+def test_what_cannot_be_captured_trains_all_the_same_and_memory_is_freed() -> None:
+    trainer, said = trainer_for(graph=True, network=Looks(10), method="supervised"), list[str]()
+    trainer.send_notes_to(said.append)
     trainer.advance(STEPS)
-    assert "the step cannot be recorded" in said[0]
+    assert "the step cannot be captured as a graph" in said[0]
     assert len(said) == 1
     trainer.check_finite()
     del trainer
@@ -121,8 +128,36 @@ def test_what_cannot_be_recorded_goes_on_and_memory_is_freed() -> None:
     assert torch.cuda.memory_reserved() == left
 
 
+@dataclass(frozen=True)
+class Counts(Method):
+    """How often it has seen each unlabeled row is its state."""
+
+    views = ("weak", "strong")
+
+    def state(self, data: DataInfo) -> dict[str, Tensor]:
+        return {"seen": torch.zeros(data.unlabeled, dtype=torch.int64, device=data.device)}
+
+    def loss(self, model: Any, batch: Batch, draws: Any, progress: Any, state: Any) -> Step:
+        weak, strong = batch.u
+        guess = model(weak).detach().softmax(1)
+        loss = -(batch.y * model(batch.x, stats="update").log_softmax(1)).sum(1).mean()
+        loss = loss - (guess * model(strong).log_softmax(1)).sum(1).mean()
+        seen = state["seen"].index_copy(0, batch.rows, state["seen"][batch.rows] + 1)
+        return Step(loss, {"loss": loss}, {"seen": seen})
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_the_state_of_a_method_is_kept_by_a_graph(compile: bool) -> None:
+    ours = trainer_for(graph=True, compile=compile, method=Counts())
+    theirs = trainer_for(graph=False, method=Counts())
+    assert learned(ours) == pytest.approx(learned(theirs), rel=0.05, abs=0.005)
+    assert ours.engine["recorded"]
+    assert theirs.state["seen"].sum() > 0
+    assert torch.equal(ours.state["seen"], theirs.state["seen"])
+
+
 def test_a_checkpoint_in_the_middle() -> None:
-    whole, first, second = (trainer_for(record=True, method="mixmatch") for _ in range(3))
+    whole, first, second = (trainer_for(graph=True, method="mixmatch") for _ in range(3))
     expected = learned(whole)
     learned(first, 20)
     second.restore(copy.deepcopy(first.checkpoint()))
@@ -131,18 +166,18 @@ def test_a_checkpoint_in_the_middle() -> None:
     assert second.engine["recorded"]
 
 
-def job(out: Path, seed: int, **given: Any) -> dict[str, Any]:
-    where = {"device": "cuda", "reporter": Quiet()}  # so short a run is recorded, but not compiled
-    return {"data": source(), "out": out, "seed": seed, **settings(), "method": "mixmatch", **where, **given}
+def job(out: Path, seed: int, **given: Any) -> Work:
+    where = {"device": "cuda", "reporter": Quiet()}  # so short a run is a graph, but not compiled
+    return plan(source(), {"seed": seed, **settings(), "method": "mixmatch", **given}, out=out, **where)
 
 
 def test_runs_side_by_side_end_as_they_do_alone(tmp_path: Path) -> None:
     methods = ["mixmatch", "mean-teacher", "supervised"]
-    beside = api.train_many([job(tmp_path / name, 1, method=name) for name in methods])
+    beside = here.run_all([job(tmp_path / name, 1, method=name) for name in methods])
     for name, record in zip(methods, beside, strict=True):
         assert isinstance(record, dict), record
         assert record["engine"]["recorded"]
-        api.train(**job(tmp_path / f"{name} alone", 1, method=name))
+        here.run_one(job(tmp_path / f"{name} alone", 1, method=name))
         ours, theirs = (RunFolder(tmp_path / folder).metrics()[-1] for folder in (name, f"{name} alone"))
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=0.05, abs=0.005)
 
@@ -155,7 +190,7 @@ def test_runs_that_are_over_give_their_memory_back(tmp_path: Path) -> None:
         gc.collect()
         taken.append(torch.cuda.memory_allocated() // MIB)
 
-    api.train_many([job(tmp_path / str(seed), seed) for seed in range(6)], 1, started)
+    here.run_all([job(tmp_path / str(seed), seed) for seed in range(6)], 1, started)
     assert max(taken[2:]) <= taken[1] + 4, taken
 
 
@@ -163,7 +198,7 @@ def test_what_does_not_fit_waits_for_the_others(tmp_path: Path) -> None:
     def starts(runs: int, name: str) -> list[int]:
         begun: list[int] = []
         jobs = [job(tmp_path / f"{name}{seed}", seed, steps=512) for seed in range(runs)]  # so long that all overlap
-        records = api.train_many(jobs, 4, begun.append)
+        records = here.run_all(jobs, 4, begun.append)
         assert all(isinstance(record, dict) for record in records), records
         return begun
 

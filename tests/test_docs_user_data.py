@@ -31,12 +31,12 @@ def run(code: str, folder: Path) -> str:
 @pytest.mark.parametrize(("number", "name", "shape"), [(0, "text.npz", 32), (1, "audio.npz", 48)])
 def test_embeddings(number: int, name: str, shape: int, tmp_path: Path) -> None:
     run(python("user-data.md")[number], tmp_path)
-    own = read_user_data(tmp_path / name)
-    assert own.inputs.shape[1] == shape
-    assert len(own.labeled) == 40
-    assert len(own.unlabeled) > 300
-    assert len(own.tested) > 150
-    assert len(own.classes) == 4
+    user = read_user_data(tmp_path / name)
+    assert user.inputs.shape[1] == shape
+    assert len(user.labeled) == 40
+    assert len(user.unlabeled) > 300
+    assert len(user.tested) > 150
+    assert len(user.classes) == 4
 
 
 @pytest.mark.parametrize("number", [0, 1])

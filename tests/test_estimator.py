@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import mixmatch
-from mixmatch import LabeledKFold, MixMatchClassifier
+from mixmatch import LabeledKFold, MixMatchClassifier, methods, settings
+from mixmatch.methods.base import Batch, Method, Step, setting
 
 FAST: dict[str, Any] = {"steps": 12, "batch_size": 16, "device": "cpu", "random_state": 0}
 GOOD: dict[str, Any] = {"steps": 80, "ema_decay": 0.9, "mask": 0.0, "device": "cpu", "random_state": 0}
@@ -160,6 +162,83 @@ def test_missing_values_are_filled_in() -> None:
     filled = X.copy()
     filled[5, 1] = np.nanmedian(X[:, 1])
     np.testing.assert_allclose(model.predict_proba(X), model.predict_proba(filled), atol=1e-6)
+
+
+# ---------------------------------------------------------------- its parameters
+
+APART = {"settings", "device", "random_state", "verbose"}
+"""Parameters of the constructor that are no settings."""
+
+
+def test_every_parameter_is_a_declared_setting() -> None:
+    of_methods = {name for method in methods.METHODS for name in methods.declared(method)}
+    parameters = MixMatchClassifier().get_params()
+    assert parameters.keys() - APART <= settings.of_run().keys() | of_methods
+    assert parameters.keys() >= APART
+    given = {name: value for name, value in parameters.items() if name not in APART and value is not None}
+    assert given == {"method": "mixmatch", "network": "auto"}
+
+
+@pytest.mark.parametrize("kind", ["features", "images"])
+def test_none_is_the_default_for_such_data(kind: Any) -> None:
+    """What is not given is what `mixmatch train` takes for user data; what is given is used."""
+    default = settings.resolve("X", {"seed": 0}, kind)
+    assert MixMatchClassifier(random_state=0)._settings(kind) == default
+    flat = settings.flat(default)
+    for name in MixMatchClassifier().get_params().keys() - APART - {"method", "network"}:
+        value = {"batch_size": 7, "steps": 33, "K": 3}.get(name, 0.25)
+        assert value != flat[name]
+        found = settings.flat(MixMatchClassifier(random_state=0, **{name: value})._settings(kind))
+        expected = {**flat, name: value}
+        if name == "steps":  # the ramp follows them
+            expected["ramp"] = 11
+        assert found == expected
+    further = MixMatchClassifier(random_state=0, settings={"weight_decay": 0.1, "ramp": 5})._settings(kind)
+    assert settings.flat(further) == {**flat, "weight_decay": 0.1, "ramp": 5}
+
+
+@dataclass(frozen=True)
+class Agree(Method):
+    """Two views of a row should get the same prediction."""
+
+    weight: float = setting(1.0, "Weight of the unlabeled loss.", least=0)
+
+    views = ("weak", "weak")
+
+    def loss(self, model: Any, batch: Batch, draws: Any, progress: Any, state: Any) -> Step:
+        loss_x = -(batch.y * model(batch.x, stats="update").log_softmax(1)).sum(1).mean()
+        first, second = (model(view).softmax(1) for view in batch.u)
+        loss_u = (first - second).square().mean()
+        CALLS.append(self.weight)
+        return Step(loss_x + self.weight * loss_u, {"loss_u": loss_u})
+
+
+CALLS: list[float] = []
+
+
+def test_a_method_from_outside() -> None:
+    X, y, truth = blobs()
+    CALLS.clear()
+    model = MixMatchClassifier(Agree(weight=2.0), **GOOD).fit(X, y)
+    assert len(CALLS) == 80
+    assert set(CALLS) == {2.0}
+    assert (model.predict(X) == truth).mean() > 0.95
+    assert model._settings("features").method == "custom:Agree"
+    assert model._settings("features").method_settings == {"weight": 2.0}
+    again = clone(model)
+    assert again.get_params()["method"] == Agree(weight=2.0)
+    np.testing.assert_array_equal(again.fit(X, y).predict_proba(X), model.predict_proba(X))
+    with pytest.raises(ValueError, match="weight is a setting of the method object"):
+        MixMatchClassifier(Agree(), settings={"weight": 3.0}, **FAST).fit(X, y)
+    with pytest.raises(ValueError, match="lambda_u"):
+        MixMatchClassifier(Agree(), lambda_u=3.0, **FAST).fit(X, y)
+
+
+def test_a_method_object_of_the_package_is_the_method_by_name() -> None:
+    X, y, _ = blobs()
+    by_name = MixMatchClassifier("ict", settings={"alpha": 0.3}, **FAST).fit(X, y)
+    object_ = MixMatchClassifier(methods.METHODS["ict"](alpha=0.3), **FAST).fit(X, y)  # type: ignore[call-arg]
+    np.testing.assert_array_equal(by_name.predict_proba(X), object_.predict_proba(X))
 
 
 # ---------------------------------------------------------------- the same as the command line

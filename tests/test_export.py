@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import mixmatch
@@ -184,7 +185,7 @@ def test_without_the_extra(
 
     monkeypatch.setattr(importlib, "import_module", import_module)
     assert command(monkeypatch, model, "--format", "onnx", "--output", tmp_path / "model.onnx") == 2
-    said = f"error: exporting to ONNX takes {missing}, which is not installed: pip install 'mixmatch[onnx]'\n"
+    said = f"error: exporting to ONNX needs {missing}, which is not installed: pip install 'mixmatch[onnx]'\n"
     assert capsys.readouterr() == ("", said)
     assert not list(tmp_path.iterdir())
 
@@ -230,7 +231,7 @@ def examples() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", DOCS, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("code", examples(), ids=["onnx", "safetensors"])
+@pytest.mark.parametrize("code", examples()[1:], ids=["onnx", "safetensors"])
 def test_the_examples_of_the_docs(
     code: str, model: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,8 +248,24 @@ def test_the_examples_of_the_docs(
     np.testing.assert_allclose(probabilities, mixmatch.load(model).predict_proba(pixels(9)), atol=1e-5)
 
 
+def test_the_example_in_python(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in ("runs", "photos/new"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "runs" / "photos").write_bytes(model.read_bytes())
+    Image.fromarray(pixels(1)[0]).save(tmp_path / "photos" / "new" / "a.png")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(examples()[0], "docs/export.md", "exec"), {})
+    expected = mixmatch.load(model).predict_proba(pixels(1))[0]
+    start = f"{Path('photos/new/a.png')} {CLASSES[expected.argmax()]} "
+    printed = capsys.readouterr().out
+    assert printed.startswith(start)
+    assert float(printed.removeprefix(start)) == pytest.approx(expected.max(), abs=1e-5)
+
+
 def test_the_loading_example_is_short_and_the_network_file_stands_alone() -> None:
-    _, loading = examples()
+    _, _, loading = examples()
     assert len([line for line in loading.splitlines() if line.strip()]) <= 10
     text = (ROOT / "src" / "mixmatch" / "networks" / "wide_resnet.py").read_text()
     assert "mixmatch" not in "".join(line for line in text.splitlines() if "import" in line)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from mixmatch.methods import METHODS
-from mixmatch.settings import DATA_PRESETS, METHOD_PRESETS, resolve
+from mixmatch.presets import DATA, DATA_METHOD
+from mixmatch.settings import resolve
 
 # Per method: weight decay, Beta's alpha, weight of the unlabeled loss. None: the method has no such setting.
 COMMANDS: dict[str, dict[str, tuple[float, float | None, float | None]]] = {
@@ -58,7 +59,7 @@ def test_presets_are_the_authors_commands(data: str, method: str) -> None:
 
 
 def test_every_preset_is_in_the_table_above_or_for_the_small_data_set() -> None:
-    assert set(METHOD_PRESETS) <= {(data, method) for data in COMMANDS for method in COMMANDS[data]} | {
+    assert set(DATA_METHOD) <= {(data, method) for data in COMMANDS for method in COMMANDS[data]} | {
         ("digits", "mixmatch"),
         ("digits", "vat"),
         ("digits-test", "mixmatch"),
@@ -116,7 +117,7 @@ def test_augmentation_and_network_follow_the_data(data: str, pad: int, flip: boo
     """Section 1.3: digits in house numbers are not flipped, STL-10's larger images are shifted by up to 12."""
     settings = resolve(data, {})
     assert (settings.pad, settings.flip, settings.network, settings.labels) == (pad, flip, network, labels)
-    assert set(DATA_PRESETS) == {*COMMANDS, "digits", "digits-test", "svhn-test"}
+    assert set(DATA) == {*COMMANDS, "digits", "digits-test", "svhn-test"}
 
 
 def test_what_is_given_wins_over_the_preset() -> None:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from mixmatch.cli import app
+from mixmatch.cli import Lazy, command_line
 
 ROOT = Path(__file__).parents[1]
 
@@ -46,15 +45,17 @@ def commands(text: str, program: str) -> list[list[str]]:
 
 def parse(words: list[str]) -> None:
     """Parse a command line as the command would, without running it. Raises what a wrong one ends with."""
-    command: Any = typer.main.get_command(app)
-    names = ["mixmatch"]
-    while words and words[0] in getattr(command, "commands", {}):
-        command = command.commands[words[0]]
-        names.append(words[0])
-        words = words[1:]
-    assert not hasattr(command, "commands") or words in (["--help"], ["--version"]), f"no such command: {words}"
-    if "--help" not in words and "--version" not in words:
-        command.make_context(" ".join(names), list(words))
+    group: Any = command_line()
+    if words in (["--help"], ["--version"]):
+        return
+    with group.make_context("mixmatch", list(words)) as context:
+        while True:
+            name, command, rest = group.resolve_command(context, words)
+            if not isinstance(command, Lazy):
+                break
+            group, words = command, rest
+        if "--help" not in rest:
+            command.make_context(name, rest, parent=context)
 
 
 README = (ROOT / "README.md").read_text()
@@ -114,5 +115,5 @@ print(1)
     parse(first)
     parse(second)
     for wrong in (["train", "digits", "--label", "20"], ["train", "digits", "--steps", "x"], ["trian"], ["train"]):
-        with pytest.raises(Exception, match=r"(?i)no such|valid|missing"):
+        with pytest.raises(Exception, match=r"(?i)no such|missing|must be a whole number"):
             parse(wrong)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mixmatch.errors import MixMatchError
-from mixmatch.settings import Settings, differences, from_dict, resolve
+from mixmatch.settings import Settings, differences, from_dict, of_run, resolve
 
 # The official commands (table1.sh, table2.sh, table5.sh to table7.sh), MixMatch rows:
 # data set: w_match, beta, weight decay, network, padding, whether images are flipped
@@ -82,10 +82,8 @@ def test_what_is_given_wins() -> None:
         ({"lamda_u": 3}, "unknown setting of method 'mixmatch' 'lamda_u': did you mean 'lambda_u'?"),
         ({"learning_rte": 3}, "unknown setting of method 'mixmatch' 'learning_rte': did you mean 'learning_rate'?"),
         ({"method": "mixmtch"}, "unknown method 'mixmtch': did you mean 'mixmatch'?"),
-        (
-            {"method": "supervised", "alpha": 3},
-            "unknown setting of method 'supervised' 'alpha': it is one of mixmatch",
-        ),
+        ({"method": "supervised", "alpha": 3}, "method 'supervised' has no setting 'alpha' (mixmatch, "),
+        ({"method": "ict", "K": 3}, "method 'ict' has no setting 'K' (mixmatch has it)"),
         ({"data": "cifar10"}, "unknown setting of method 'mixmatch' 'data'"),
         ({"method_settings": {}}, "unknown setting of method 'mixmatch' 'method_settings'"),
     ],
@@ -106,24 +104,24 @@ BAD: list[tuple[str, Any, str]] = [
     ("seed", -1, "seed=-1 must be a whole number of at least 0"),
     ("valid", -1, "valid=-1 must be a whole number of at least 0"),
     ("pad", -1, "pad=-1 must be a whole number of at least 0"),
-    ("labels", 0, "labels=0 must be a count of at least 1, or 'all'"),
-    ("labels", "some", "labels='some' must be a count of at least 1, or 'all'"),
-    ("labels", 2.5, "labels=2.5 must be a count of at least 1, or 'all'"),
-    ("labels", None, "labels=None must be a count of at least 1, or 'all'"),
-    ("learning_rate", math.nan, "learning_rate=nan must be a finite number, 0 or more"),
-    ("learning_rate", -0.1, "learning_rate=-0.1 must be a finite number, 0 or more"),
-    ("learning_rate", "0.1", "learning_rate='0.1' must be a finite number, 0 or more"),
-    ("learning_rate", True, "learning_rate=True must be a finite number, 0 or more"),
-    ("weight_decay", math.inf, "weight_decay=inf must be a finite number, 0 or more"),
-    ("ema_decay", 1.1, "ema_decay=1.1 must be between 0 and 1"),
-    ("schedule", "step", "schedule='step' must be one of constant, cosine, linear"),
+    ("labels", 0, "labels=0 must be a whole number of at least 1 or 'all'"),
+    ("labels", "some", "labels='some' must be a whole number of at least 1 or 'all'"),
+    ("labels", 2.5, "labels=2.5 must be a whole number of at least 1 or 'all'"),
+    ("labels", None, "labels=None must be a whole number of at least 1 or 'all'"),
+    ("learning_rate", math.nan, "learning_rate=nan must be a number of at least 0"),
+    ("learning_rate", -0.1, "learning_rate=-0.1 must be a number of at least 0"),
+    ("learning_rate", "0.1", "learning_rate='0.1' must be a number of at least 0"),
+    ("learning_rate", True, "learning_rate=True must be a number of at least 0"),
+    ("weight_decay", math.inf, "weight_decay=inf must be a number of at least 0"),
+    ("ema_decay", 1.1, "ema_decay=1.1 must be a number between 0 and 1"),
+    ("schedule", "step", "schedule='step' must be one of constant, cosine, linear, cosine-7/16"),
     ("precision", "fp16", "precision='fp16' must be one of fp32, bf16"),
     ("precision", 16, "precision=16 must be one of fp32, bf16"),
     ("flip", 1, "flip=1 must be true or false"),
     ("network", 3, "network=3 must be a name"),
-    ("K", 0, "mixmatch: K=0 must be 1 or more"),
-    ("T", -1, "mixmatch: T=-1 must be 0 or more"),
-    ("passes", "x", "mixmatch: passes='x' is not one of official, fused"),
+    ("K", 0, "K=0 must be a whole number of at least 1"),
+    ("T", -1, "T=-1 must be a number of at least 0"),
+    ("passes", "x", "passes='x' must be one of official, fused"),
     ("method", 3, "unknown method '3'"),
 ]
 
@@ -139,6 +137,50 @@ def test_bad_values_are_named(name: str, value: Any, message: str) -> None:
 def test_borders_are_allowed() -> None:
     given = {"steps": 1, "batch_size": 1, "seed": 0, "valid": 0, "pad": 0, "labels": 1, "eval_every": 1}
     resolve("cifar10", {**given, "learning_rate": 0, "weight_decay": 0, "ema_decay": 1, "ramp": 0, "lambda_u": 0})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("labels", "4000", 4000),
+        ("labels", "4,000", 4000),
+        ("labels", "1_000", 1000),
+        ("labels", "all", "all"),
+        ("steps", "1,048,576", 2**20),
+        ("learning_rate", "0.002", 0.002),
+        ("learning_rate", "2e-3", 0.002),
+        ("learning_rate", "1", 1.0),
+        ("seed", "0", 0),
+        ("network", "12", "12"),
+        ("schedule", "cosine-7/16", "cosine-7/16"),
+    ],
+)
+def test_values_on_the_command_line(name: str, text: str, value: Any) -> None:
+    parsed = of_run()[name].parse(text)
+    assert (parsed, type(parsed)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("learning_rate", "0,002"),
+        ("learning_rate", "1,000"),
+        ("learning_rate", "nan"),
+        ("learning_rate", ""),
+        ("labels", "0,5"),
+        ("labels", "1,00"),
+        ("labels", "some"),
+        ("labels", "2.5"),
+        ("steps", "1e3"),
+        ("steps", "-1"),
+        ("seed", ""),
+        ("schedule", "step"),
+    ],
+)
+def test_values_on_the_command_line_that_are_refused(name: str, text: str) -> None:
+    """A comma is no decimal point: 0,002 must not become 2."""
+    with pytest.raises(MixMatchError, match=f"^{name}=.* must be "):
+        of_run()[name].parse(text)
 
 
 # ---------------------------------------------------------------- as a dictionary
@@ -168,9 +210,10 @@ def test_settings_cannot_be_changed() -> None:
         ({"stps": 3}, "unknown setting 'stps': did you mean 'steps'?"),
         ({"steps": -3}, "steps=-3 must be a whole number of at least 1"),
         ({"method": "mixmtch"}, "unknown method 'mixmtch': did you mean 'mixmatch'?"),
-        ({"method": 3}, "unknown method '3'"),
+        ({"method": 3}, "method=3 must be a name"),
+        ({"method": []}, "method=[] must be a name"),
         ({"method_settings": {"beta": 1}}, "unknown setting of method 'mixmatch' 'beta'"),
-        ({"method_settings": {"K": 0}}, "mixmatch: K=0 must be 1 or more"),
+        ({"method_settings": {"K": 0}}, "K=0 must be a whole number of at least 1"),
         ({"method_settings": 3}, "method_settings=3 must be "),
         ({"data": 3}, "data=3 must be a name"),
     ],

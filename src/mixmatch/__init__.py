@@ -12,10 +12,17 @@ if TYPE_CHECKING:
     from mixmatch import functional
     from mixmatch.api import load, train
     from mixmatch.estimator import LabeledKFold, MixMatchClassifier
+    from mixmatch.predict import predict_files
 
-__all__ = ["LabeledKFold", "MixMatchClassifier", "__version__", "functional", "load", "train"]
+__all__ = ["LabeledKFold", "MixMatchClassifier", "__version__", "functional", "load", "predict_files", "train"]
 
-_HOMES = {"LabeledKFold": "estimator", "MixMatchClassifier": "estimator", "load": "api", "train": "api"}
+_HOMES = {
+    "LabeledKFold": "estimator",
+    "MixMatchClassifier": "estimator",
+    "load": "api",
+    "predict_files": "predict",
+    "train": "api",
+}
 
 
 def __getattr__(name: str) -> Any:

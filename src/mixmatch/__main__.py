@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def main() -> None:
+    # Threads that spin for long while they wait make steps many times slower on a busy machine (benchmarks/threads.py).
+    # The choice has to be made before PyTorch is imported.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         from mixmatch.cli import main as run
     except KeyboardInterrupt:

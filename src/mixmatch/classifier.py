@@ -1,4 +1,4 @@
-"""A trained classifier: the averaged model of a run, one file that holds all it takes to use it."""
+"""A trained classifier: the averaged model of a run. It is saved as one file that holds everything needed to use it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +15,30 @@ import torch
 from torch import Tensor, nn
 
 from mixmatch import networks
-from mixmatch.data.user.table import Encoding, Values
+from mixmatch.data.user.encoding import Encoding, Values
 from mixmatch.errors import MixMatchError
 from mixmatch.storage import replace_durably
 from mixmatch.training.checkpoint import to_bytes
+from mixmatch.training.device import pick_device
 from mixmatch.training.evaluate import predict_logits
+from mixmatch.training.run import RunFolder
 
 NORMALIZATION = "pixel * 2 / 255 - 1"
+
+
+class ModelInfo(NamedTuple):
+    """A model without its weights: the name of its network, what it takes and what it gives."""
+
+    network: str
+    classes: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    encoding: Encoding | None
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> ModelInfo:
+        """From the names and values that are in a run's config.json."""
+        encoding = Encoding.from_dict(values["encoding"]) if "encoding" in values else None
+        return ModelInfo(values["network"], tuple(values["classes"]), tuple(values["input_shape"]), encoding)
 
 
 class Classifier:
@@ -100,41 +117,66 @@ class Classifier:
 
     @classmethod
     def load(cls, path: Path, device: torch.device, network: nn.Module | None = None) -> Classifier:
-        """Read what `save` wrote. A network that is not one of ours has to be given, its weights are then filled in."""
+        """Read what `save` wrote. A network that is not built in has to be given; it gets the weights of the file."""
         try:
             with safetensors.safe_open(path, framework="pt") as file:
-                about: dict[str, str] = file.metadata() or {}
+                metadata: dict[str, str] = file.metadata() or {}
                 tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if about.get("format") != "mixmatch-1":
+            if metadata.get("format") != "mixmatch-1":
                 raise MixMatchError(f"{path} is not a model of mixmatch")
-            name, classes = about["network"], tuple(json.loads(about["classes"]))
-            shape = tuple(json.loads(about["input_shape"]))
-            encoding = Encoding.from_dict(json.loads(about["encoding"])) if "encoding" in about else None
+            parts = ("classes", "input_shape", "encoding")
+            info = ModelInfo.from_dict(
+                {"network": metadata["network"]}
+                | {name: json.loads(metadata[name]) for name in parts if name in metadata}
+            )
         except FileNotFoundError:
             raise MixMatchError(f"there is no model at {path}") from None
         except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise MixMatchError(f"{path} cannot be read as a model ({error})") from None
-        return cls.filled(path, tensors, name, classes, shape, device, network, encoding)
+        return cls.from_tensors(tensors, info, path, device, network)
 
     @classmethod
-    def filled(
+    def from_tensors(
         cls,
-        path: Path,
         tensors: Mapping[str, Tensor],
-        name: str,
-        classes: tuple[str, ...],
-        shape: tuple[int, ...],
+        info: ModelInfo,
+        path: Path,
         device: torch.device,
         network: nn.Module | None = None,
-        encoding: Encoding | None = None,
     ) -> Classifier:
-        """The network of that name, or the one given, with these weights, which were read from `path`."""
+        """A classifier with these weights, in `network` or else in one built by name. `path` is for messages."""
+        name = info.network
         if network is None:
             if name.startswith("custom:"):
                 raise MixMatchError(f"{path} is of a network of your own, {name[7:]}: pass it to load()")
-            network = networks.build(name, len(classes), shape)
-        try:
-            network.load_state_dict(tensors)
+            network = networks.build(name, len(info.classes), info.input_shape)
+        names = network.state_dict()
+        try:  # a checkpoint also holds a method's further heads, which are of use in training alone
+            network.load_state_dict({k: t for k, t in tensors.items() if k in names or not k.startswith("heads.")})
         except RuntimeError as error:
             raise MixMatchError(f"{path} does not fit its network ({str(error).splitlines()[0]})") from None
-        return cls(network.to(device), name, classes, shape, encoding)
+        return cls(network.to(device), name, info.classes, info.input_shape, info.encoding)
+
+
+def load_run(path: str | Path, device: str = "auto", network: nn.Module | None = None) -> Classifier:
+    """The classifier of a run folder or of a model.safetensors file. An unfinished run gives its newest checkpoint.
+
+    Args:
+        path: the folder or the file.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+        network: the network that was trained, if it is not one that is built by name; it gets the weights.
+    """
+    where, path = pick_device(device), Path(path)
+    if path.is_file():
+        return Classifier.load(path, where, network)
+    run = RunFolder(path)
+    config = run.config()
+    if run.model.exists():
+        return Classifier.load(run.model, where, network)
+    saved = run.load_checkpoint()
+    if saved is None:
+        raise MixMatchError(f"{path} has no model yet: its training has not reached a checkpoint")
+    if not isinstance(config["settings"].get("network"), str):
+        raise MixMatchError(f"{path / 'config.json'} is damaged: its settings name no network")
+    info = ModelInfo.from_dict({**config, "network": config["settings"]["network"]})
+    return Classifier.from_tensors({**saved.weights, **saved.ema}, info, path, where, network)

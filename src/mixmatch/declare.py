@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from numbers import Real
 from typing import Any, Literal
 
 from mixmatch.errors import MixMatchError
@@ -69,10 +71,12 @@ class Setting:
         """The value of a text from the command line, checked."""
         value: Any = text
         if text not in self.choices and str not in self.kinds:
+            if int in self.kinds and re.fullmatch(r"[1-9]\d{0,2}(,\d{3})+", text):  # 4,000; but 0,5 is a mistake
+                text = text.replace(",", "")
             for kind in (int, float):
                 if kind in self.kinds or (kind is int and float in self.kinds):
                     try:
-                        value = kind(text.replace(",", "").replace("_", ""))
+                        value = kind(text)
                         break
                     except ValueError:
                         continue
@@ -111,16 +115,17 @@ class Setting:
             return isinstance(value, kind), value
         if kind not in (int, float):  # a container, whose owner checks it
             return isinstance(value, typing.get_origin(kind) or kind), value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
             return False, value
-        if kind is int and value != int(value):
+        number = float(value)
+        if kind is int and not number.is_integer():
             return False, value
         within = (
-            (self.least is None or value >= self.least)
-            and (self.above is None or value > self.above)
-            and (self.most is None or value <= self.most)
+            (self.least is None or number >= self.least)
+            and (self.above is None or number > self.above)
+            and (self.most is None or number <= self.most)
         )
-        return within, kind(value)
+        return within, int(number) if kind is int else number
 
 
 def setting(
@@ -162,7 +167,9 @@ def setting(
 
 @cache
 def settings_of(cls: type) -> dict[str, Setting]:
-    """The settings that a dataclass declares, by name, in order."""
+    """The settings that a dataclass declares, by name, in order; none of another class."""
+    if not dataclasses.is_dataclass(cls):
+        return {}
     hints = typing.get_type_hints(cls)
     return {
         f.name: Setting(

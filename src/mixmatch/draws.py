@@ -33,9 +33,10 @@ def torch_seed(seed: int, stream: str, step: int = 0) -> int:
 
 
 class Sampler:
-    """Endless batches of row numbers below `size`: each row once per pass, passes shuffled anew and joined seamlessly.
+    """Endless batches of row numbers below `size`: each row once per epoch, reshuffled every epoch, without
+    gaps between epochs.
 
-    Which rows a step gets depends on the step alone; the shuffle of the pass last used is kept to save work.
+    Which rows a step gets depends on the step alone; the shuffle of the epoch last used is kept to save work.
     """
 
     def __init__(self, size: int, batch_size: int, seed: int, stream: str) -> None:

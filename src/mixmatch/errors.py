@@ -5,19 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 
-import torch
-
 
 class MixMatchError(Exception):
-    """Something the user can put right. The command line prints its message alone and exits with 2."""
-
-
-class OutOfMemory(MixMatchError, torch.OutOfMemoryError):
-    """The device has too little memory, now, for what it is to do."""
+    """Something the user can fix. The command line prints its message alone and exits with 2."""
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, the one it came of, and so on."""
+    """Yield the error and every error in its cause chain."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

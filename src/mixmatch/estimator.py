@@ -12,29 +12,31 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.model_selection import BaseCrossValidator, StratifiedKFold
+from sklearn.model_selection import StratifiedKFold
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from mixmatch import api, networks
 from mixmatch import settings as settings_
 from mixmatch.classifier import Classifier
-from mixmatch.data.source import UNKNOWN, Features, Images, Rows, Source
+from mixmatch.data.opened import Basis, Data
+from mixmatch.data.source import UNKNOWN, Rows, Source
 from mixmatch.data.split import Split
 from mixmatch.data.user.arrays import scale_of, to_images
-from mixmatch.data.user.table import Encoding, fit_numbers
-from mixmatch.draws import torch_seed
+from mixmatch.data.user.encoding import Encoding, fit_numbers
 from mixmatch.errors import MixMatchError
+from mixmatch.methods.base import Method
+from mixmatch.presets import Kind
 from mixmatch.training import progress
-from mixmatch.training.trainer import CHUNK, NotFinite, Trainer
+from mixmatch.training.device import default_threads, pick_device
+from mixmatch.training.session import averaged, completed, prepare
+from mixmatch.training.trainer import CHUNK, NotFinite
 
 Array = npt.NDArray[Any]
 NOT_USED = {
@@ -68,13 +70,13 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     that holds nothing out: where the data has a test part, or a class with fewer than ten labels.
 
     Args:
-        method: one of `mixmatch.methods.METHODS`.
+        method: one of `mixmatch.methods.METHODS`, or a `Method` object of your own class.
         network: a name for `mixmatch.networks.build`; `auto` is `mlp` for features, `wrn-auto` for images.
         steps, batch_size, learning_rate, weight_decay, ema_decay: of the training; None is the default of
             `mixmatch train` for such data.
         noise, mask: how features are augmented: deviation of the noise, share of features hidden.
         lambda_u, alpha, T, K: MixMatch's own; see docs/methods/mixmatch.md.
-        settings: further settings by name, those of other methods among them.
+        settings: further settings by name, of the run or of the method.
         device: `auto`, `cpu`, `cuda` or `mps`.
         random_state: a whole number is the seed of `mixmatch train`.
         verbose: whether to show progress on standard error.
@@ -88,7 +90,7 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        method: str = "mixmatch",
+        method: str | Method = "mixmatch",
         *,
         network: str = "auto",
         steps: int | None = None,
@@ -147,7 +149,7 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         labels = np.full(len(rows), UNKNOWN, np.int64)
         labels[labeled] = numbers
         names = tuple(map(str, self.classes_))
-        part: Rows = Images(rows, labels) if rows.ndim == 4 else Features(rows, labels)
+        part = Rows(rows, labels)
         source = Source("X", names, part, part.take(np.empty(0, np.int64)), encoding=encoding)
         with _as_value_errors():
             self.model_ = self._train(source, labeled)
@@ -176,7 +178,7 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     # ---------------------------------------------------------------- inside
 
-    def _settings(self, kind: settings_.Kind) -> settings_.Settings:
+    def _settings(self, kind: Kind) -> settings_.Settings:
         apart = ("network", "settings", "device", "random_state", "verbose")
         given = {name: value for name, value in self.get_params().items() if name not in apart and value is not None}
         if self.network != "auto":
@@ -190,25 +192,23 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return settings_.resolve("X", {**numpy_free, **(self.settings or {})}, kind)
 
     def _train(self, source: Source, labeled: npt.NDArray[np.bool_]) -> Classifier:
-        kind: settings_.Kind = "images" if isinstance(source.train, Images) else "features"
-        device = api.pick_device(self.device)
-        settings = self._settings(kind)
-        if "precision" not in (self.settings or {}):
-            settings = replace(settings, precision=api.default_precision(settings, device, source.input_shape))
-        if kind == "images" and "pad" not in (self.settings or {}):
-            settings = replace(settings, pad=min(source.image_shape[:2]) // 8)
+        kind: Kind = "images" if source.train.is_images else "features"
+        device = pick_device(self.device)
+        settings = completed(self._settings(kind), lambda name: name in (self.settings or {}), source, device, kind)
+        method = self.method if isinstance(self.method, Method) else settings.build_method()
         unlabeled = np.flatnonzero(~labeled)
-        if len(unlabeled) == 0 and settings.build_method().unlabeled_views:
+        if settings.unlabeled == "all":
+            unlabeled = np.arange(len(labeled))
+        elif len(unlabeled) == 0 and method.views:
             warnings.warn("y has no unlabeled rows: all rows are used as unlabeled ones, too", stacklevel=3)
             unlabeled = np.arange(len(labeled))
         empty = np.empty(0, np.int64)
-        split = Split(np.flatnonzero(labeled), unlabeled, empty, empty)
+        data = Data(
+            source, Split(np.flatnonzero(labeled), unlabeled, empty, empty), Basis(missing="nothing is held out")
+        )
+        count = default_threads(source.input_shape) if device.type == "cpu" else None
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(torch_seed(settings.seed, "init"))
-            network = networks.build(
-                settings.network, len(source.classes), source.input_shape, settings.weights or None
-            )
-            trainer = Trainer(settings, source, split, network, device, record=device.type == "cuda")
+            trainer = prepare(settings, data, device, method=method, graph=device.type == "cuda", threads=count)
             reporter = progress.on_stderr() if self.verbose else progress.Quiet()
             reporter.start(f"MixMatchClassifier {settings.method}", 0, settings.steps)
             try:
@@ -219,7 +219,7 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             finally:
                 reporter.close()
         self.n_iter_ = trainer.step
-        return api.averaged(trainer)
+        return averaged(trainer)
 
     def _training_rows(self, X: Any, y: Any) -> tuple[Array, Encoding | None]:
         if _are_images(X):
@@ -251,7 +251,7 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
 
-class LabeledKFold(BaseCrossValidator):  # type: ignore[misc]
+class LabeledKFold(StratifiedKFold):  # type: ignore[misc]
     """Stratified folds over the labeled rows: every unlabeled row is in every training part, and in no test part.
 
     Args:
@@ -259,20 +259,13 @@ class LabeledKFold(BaseCrossValidator):  # type: ignore[misc]
         shuffle, random_state: as for `sklearn.model_selection.StratifiedKFold`.
     """
 
-    def __init__(self, n_splits: int = 5, *, shuffle: bool = False, random_state: Any = None) -> None:
-        self.n_splits, self.shuffle, self.random_state = n_splits, shuffle, random_state
-
-    def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
-        return self.n_splits
-
     def split(self, X: Any, y: Any, groups: Any = None) -> Iterator[tuple[Array, Array]]:
         """Row numbers to train on and to test on, fold by fold."""
         values, labeled = known_labels(y)
         rows, others = np.flatnonzero(labeled), np.flatnonzero(~labeled)
         if len(rows) == 0:
             raise ValueError("y has no labels at all: there is nothing to test on")
-        folds = StratifiedKFold(self.n_splits, shuffle=self.shuffle, random_state=self.random_state)
-        for train, test in folds.split(rows, values[rows]):
+        for train, test in super().split(rows, values[rows]):
             yield np.sort(np.concatenate([rows[train], others])), rows[test]
 
 

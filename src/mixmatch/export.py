@@ -1,6 +1,6 @@
 """A trained classifier for other programs: an ONNX file that takes raw pixels or numbers, or weights as safetensors.
 
-Both are written whole or not at all, and the ONNX file only after onnxruntime has agreed with torch on it.
+Both are written whole or not at all, the ONNX file only if onnxruntime gives the same probabilities as torch.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from mixmatch import __version__
-from mixmatch.augment.augment import to_unit_range
+from mixmatch.augment import to_unit_range
 from mixmatch.classifier import NORMALIZATION, Classifier
-from mixmatch.data.user.table import Numeric
+from mixmatch.data.user.encoding import Numeric
 from mixmatch.errors import MixMatchError
 from mixmatch.storage import replace_durably
 
@@ -31,13 +31,14 @@ TOLERANCE = 1e-4
 """How far a probability of the exported model may be from the classifier's."""
 
 CHECKED = (1, 17)
-"""The batch sizes at which they are compared: neither is the one the graph is traced with."""
+"""Batch sizes at which they are compared; the graph is traced with another."""
 
 TRACED = 2
+"""The batch size the graph is traced with."""
 
 
 class FromPixels(nn.Module):
-    """uint8 images (N, H, W, C) to probabilities (N, classes): what surrounds the network is part of the graph."""
+    """uint8 images (N, H, W, C) to probabilities (N, classes): normalization and softmax are part of the graph."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ class FromPixels(nn.Module):
 
 
 class FromNumbers(nn.Module):
-    """float32 features (N, F) as they are before they are standardized, NaN where missing, to probabilities."""
+    """float32 features (N, F), not standardized and NaN where missing, to probabilities (N, classes)."""
 
     def __init__(self, network: nn.Module, columns: Sequence[tuple[float, float, float]]) -> None:
         super().__init__()
@@ -65,25 +66,25 @@ class FromNumbers(nn.Module):
 
 
 def to_safetensors(classifier: Classifier, path: Path) -> None:
-    """The file that `train` leaves in a run folder: weights, and what they mean as metadata."""
+    """The same file as model.safetensors in a run folder: the weights, and the classes and shapes as metadata."""
     with _writing(path):
         classifier.save(path)
 
 
 def to_onnx(classifier: Classifier, path: Path) -> float:
-    """One ONNX file for any batch size, the weights inside it.
+    """One ONNX file for any batch size, with the weights in it.
 
     Returns:
         The largest difference of a probability between onnxruntime and the classifier.
 
     Raises:
-        MixMatchError: if the extra is not installed, the network cannot be exported, or the two differ by more than
-            `TOLERANCE`; then nothing is written.
+        MixMatchError: if a package is missing, if the network cannot be exported, or if the two differ by more than
+            `TOLERANCE`. Then nothing is written.
     """
     runtime = _onnxruntime()
     content = _onnx_bytes(classifier)
     difference = _difference(classifier, content, runtime)
-    if not difference <= TOLERANCE:  # so that NaN is refused too
+    if not difference <= TOLERANCE:  # refuses NaN, too
         raise MixMatchError(
             f"the exported model gives other probabilities than the classifier (they differ by {difference:.2g}, more "
             f"than {TOLERANCE:g}): nothing is written"
@@ -116,7 +117,7 @@ def preprocessing(classifier: Classifier) -> str:
 
 
 def _graph(classifier: Classifier) -> tuple[nn.Module, str, Tensor]:
-    """The network with what surrounds it, the name of its input, and an example of that."""
+    """The module to export, the name of its input, and an example input."""
     network = copy.deepcopy(classifier.network).cpu()
     if len(classifier.input_shape) == 1:
         module: nn.Module = FromNumbers(network, _columns(classifier))
@@ -191,28 +192,27 @@ def _difference(classifier: Classifier, content: bytes, runtime: Any) -> float:
             inputs = numbers.standard_normal(shape, np.float32)
             _, mean, std = np.array(_columns(classifier)).T
             raw = (inputs * std + mean).astype(np.float32)
-            inputs = ((raw - mean) / std).astype(np.float32)  # what rounding left of them
+            inputs = ((raw - mean) / std).astype(np.float32)  # with the rounding errors of `raw`
         (probabilities,) = session.run(["probabilities"], {name: raw})
         largest.append(np.abs(probabilities - classifier.probabilities(inputs)).max())
-    return float(np.max(largest))  # unlike Python's max, keeps a NaN
+    return float(np.max(largest))  # keeps a NaN, unlike Python's max
 
 
 def _onnxruntime() -> Any:
-    """onnxruntime, if everything that an export takes is there."""
-    modules = {}
+    """onnxruntime, if every package that the export needs is installed."""
     for name in ("onnx", "onnxscript", "onnxruntime"):
         try:
-            modules[name] = importlib.import_module(name)
+            module = importlib.import_module(name)
         except ImportError:
             raise MixMatchError(
-                f"exporting to ONNX takes {name}, which is not installed: pip install 'mixmatch[onnx]'"
+                f"exporting to ONNX needs {name}, which is not installed: pip install 'mixmatch[onnx]'"
             ) from None
-    return modules["onnxruntime"]
+    return module
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter's remarks are for its developers; what goes wrong it raises."""
+    """Hides the exporter's warnings and prints, which are for its developers. Failures are raised."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):

@@ -1,4 +1,4 @@
-"""The paper's equations as pure tensor functions: no state, no device logic, usable in anyone's own training loop.
+"""The paper's equations as pure tensor functions: no state, no device logic, usable in any training loop.
 
 Notation is the paper's (Berthelot et al., 2019, Section 3 and Algorithm 1): a batch of B labeled images `x` with
 targets `p`, K augmentations `u` of B unlabeled images with guessed labels `q`, L classes.
@@ -69,7 +69,7 @@ def mixup(
 
 
 def mix(a: Tensor, b: Tensor, lam: Tensor, keep_order: bool = True) -> Tensor:
-    """What `mixup` does to examples, and to targets."""
+    """`mixup` of examples alone, or of targets alone."""
     if lam.shape != a.shape[:1]:
         raise ValueError(f"lam needs one value per example, shape ({len(a)},), but has shape {tuple(lam.shape)}")
     lam = torch.maximum(lam, 1 - lam) if keep_order else lam
@@ -83,14 +83,18 @@ def mixmatch(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Mix labeled and unlabeled examples with one shuffle of them all: Algorithm 1, lines 10 to 14.
 
+    This is the algorithm as published, for use in any training loop. The method in `mixmatch.methods.mixmatch` does not
+    call it: it calls `mix_union` for images and for targets apart, because mixed images do not depend on the guessed
+    labels, and both passes of the network can then run at the same time.
+
     Args:
         x: augmented labeled images (B, ...).
         p: their targets (B, L).
         u: K augmentations of the unlabeled images (K, B, ...).
         q: the guessed labels (B, L), shared by the K augmentations.
-        lam: one lambda for each of the B + K*B rows, as drawn.
-        perm: row i of the union is mixed with row perm[i]. A shuffle of all rows is MixMatch; other partners are
-            its ablations.
+        lam: one lambda for each of the B + K*B rows, as drawn from Beta(alpha, alpha).
+        perm: row i of the union is mixed with row perm[i]. In MixMatch it is a shuffle of all rows; its ablations
+            choose other partners.
 
     Returns:
         x' (B, ...), p' (B, L), u' (K, B, ...), q' (K, B, L).
@@ -101,7 +105,7 @@ def mixmatch(
 
 
 def mix_union(labeled: Tensor, unlabeled: Tensor, lam: Tensor, perm: Tensor) -> tuple[Tensor, Tensor]:
-    """What `mixmatch` does to images, and to targets: rows (B, ...) and (K, B, ...), mixed as one."""
+    """`mixmatch` of images alone, or of targets alone: rows (B, ...) and (K, B, ...) are mixed as one batch."""
     rows = torch.cat([labeled, unlabeled.flatten(0, 1)])
     mixed = mix(rows, rows[perm], lam)
     return mixed[: len(labeled)], mixed[len(labeled) :].reshape(unlabeled.shape)
@@ -112,7 +116,7 @@ def interleave(batches: Sequence[Tensor]) -> list[Tensor]:
 
     Each batch is cut into K + 1 groups, the remainder going to the last ones (B = 64, K = 2: 21, 21, 22), and group i
     of the first batch is swapped with group i of batch i. Batch norm needs it: only the first batch updates the
-    running statistics, and unmixed it would hold labeled images alone.
+    running statistics, and without the swap it would hold labeled images alone.
     """
     count, rows = len(batches), len(batches[0])
     if any(len(batch) != rows for batch in batches):
@@ -136,17 +140,18 @@ def unlabeled_loss(logits: Tensor, q: Tensor) -> Tensor:
 
 
 def kl_divergence(logits_a: Tensor, logits_b: Tensor) -> Tensor:
-    """The mean over rows of KL(a || b) between the distributions that logits (..., L) stand for."""
+    """The mean over rows of KL(a || b), for the distributions softmax(logits_a) and softmax(logits_b), (..., L)."""
     log_a, log_b = F.log_softmax(logits_a, dim=-1), F.log_softmax(logits_b, dim=-1)
     return (log_a.exp() * (log_a - log_b)).sum(dim=-1).mean()
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """The mean over rows of the entropy of the distributions that logits (..., L) stand for."""
+    """The mean over rows of the entropy of softmax(logits), (..., L)."""
     log_p = F.log_softmax(logits, dim=-1)
     return -(log_p.exp() * log_p).sum(dim=-1).mean()
 
 
 def linear_ramp(step: Tensor, length: float) -> Tensor:
-    """From 0 at the first step to 1 after `length` steps and from then on; a length of 0 is 1 at once."""
+    """A weight that grows linearly from 0 at the first step to 1 at step `length`, and stays there; for a length of 0
+    it is always 1."""
     return (step / length).clamp(0, 1) if length > 0 else torch.ones_like(step)

@@ -1,21 +1,32 @@
-"""A run's settings: one frozen dataclass, told in full by the run's config.json, and the paper's presets as tables."""
+"""A run's settings: one frozen dataclass, recorded in full in the run's config.json."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-import typing
+import json
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-from mixmatch import methods
+from mixmatch import methods, presets
+from mixmatch.declare import Setting, setting, settings_of
 from mixmatch.errors import MixMatchError, unknown
+from mixmatch.methods.base import Method, method_settings
+from mixmatch.presets import Kind, PartOfSteps
 
 Precision = Literal["fp32", "bf16"]
-Schedule = Literal["constant", "cosine", "linear"]
+Optimizer = Literal["adam", "sgd"]
+Schedule = Literal["constant", "cosine", "linear", "cosine-7/16"]
+Unlabeled = Literal["rest", "all"]
+Strong = Literal["cutout"]
 Labels = int | Literal["all"]
-Kind = Literal["images", "features"]
+
+BASIC = "Options"
+
+SGD_WEIGHT_DECAY = 5e-4
+"""Of SGD, if nobody says otherwise: what FixMatch and its successors use."""
 
 
 @dataclass(frozen=True)
@@ -23,216 +34,189 @@ class Settings:
     """Everything that decides what a run learns. The defaults are the paper's."""
 
     data: str
-    method: str = "mixmatch"
-    labels: Labels = 250
-    seed: int = 1
-    """Decides who is labeled, the initial weights and every draw."""
-    valid: int = 0
-    """Unlabeled images held out for validation."""
-    network: str = "wrn-28-2"
-    weights: str = ""
-    """A file that a timm network starts from."""
-    steps: int = 2**20
-    batch_size: int = 64
-    learning_rate: float = 0.002
-    schedule: Schedule = "constant"
-    weight_decay: float = 0.02
-    """Each step multiplies kernels by 1 - weight_decay * learning_rate."""
-    ema_decay: float = 0.999
-    pad: int = 4
-    """Pixels by which an image is mirror-padded before the random crop."""
-    flip: bool = False
-    """Whether images are flipped left to right at random."""
-    noise: float = 0.0
-    """Deviation of the Gaussian noise that is added to standardized features."""
-    mask: float = 0.0
-    """Share of the features of a row that are hidden at random."""
-    precision: Precision = "fp32"
-    eval_every: int = 1024
-    data_options: dict[str, Any] = field(default_factory=dict)
-    """How own data is read: labels_file, image_size, label_column, part_column, ignore. Of PATE: shard or student."""
-    method_settings: dict[str, Any] = field(default_factory=dict)
+    method: str = setting("mixmatch", "How to learn; `mixmatch methods` lists the methods.", group=BASIC)
+    labels: Labels = setting(250, "How many images are labeled.", least=1, metavar="N|all", group=BASIC)
+    seed: int = setting(
+        1, "Decides which images are labeled, the initial weights and every random draw.",
+        least=0, experiment=False, group=BASIC,
+    )  # fmt: skip
+    valid: int = setting(0, "Unlabeled images held out for validation.", least=0)
+    unlabeled: Unlabeled = setting(
+        "rest", "Which images are used as unlabeled: the `rest`, or `all`, the labeled ones too."
+    )
+    network: str = setting("wrn-28-2", "wrn-28-2, wrn-28-large, cnn13, mlp, timm:NAME, ...")
+    weights: str = setting("", "A file of weights that a timm network starts from.", metavar="FILE")
+    steps: int = setting(2**20, "How many steps to train. On resume, another number than before.", least=1, group=BASIC)
+    batch_size: int = setting(
+        64, "Labeled images per step, and the method's ratio as many unlabeled ones.", least=1, group=BASIC
+    )
+    optimizer: Optimizer = setting("adam", "Adam with decoupled weight decay, or SGD with Nesterov momentum.")
+    learning_rate: float = setting(0.002, "Learning rate of the optimizer.", least=0)
+    momentum: float = setting(0.9, "Momentum of SGD.", within=(0, 1))
+    schedule: Schedule = setting(
+        "constant", "How the learning rate falls over the run.", of_steps=lambda schedule: schedule != "constant"
+    )
+    weight_decay: float = setting(
+        0.02,
+        "Decay of kernels: Adam multiplies them by 1 - learning_rate * weight_decay per step, SGD has an L2 loss.",
+        least=0,
+    )
+    ema_decay: float = setting(0.999, "Decay of the averaged weights, which are the ones evaluated.", within=(0, 1))
+    pad: int = setting(4, "Pixels by which an image is mirror-padded before the random crop.", least=0)
+    flip: bool = setting(False, "Flip images left to right at random.")
+    strong: Strong = setting("cutout", "Strong augmentation, for methods that use it.")
+    noise: float = setting(0.0, "Features: deviation of the Gaussian noise that is added.", least=0)
+    mask: float = setting(0.0, "Features: share of them that is hidden at random.", within=(0, 1))
+    precision: Precision = setting("fp32", "Precision of the passes; by default bf16 where it is faster.")
+    eval_every: int = setting(1024, "Steps between evaluations.", least=1)
+    data_options: dict[str, Any] = setting({}, "How user data is read; for PATE, which part of a data set it is.")
+    method_settings: dict[str, Any] = setting({}, "The settings of the method.")
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
-    def build_method(self) -> methods.Method:
+    def build_method(self) -> Method:
+        """The method that the settings name, with its settings."""
         return methods.build(self.method, self.method_settings)
 
 
-DATA_PRESETS: dict[str, dict[str, Any]] = {
-    "digits": {"labels": 20, "network": "wrn-small", "pad": 1, "steps": 1000, "ema_decay": 0.99, "eval_every": 20},
-    "cifar10": {"labels": 250, "valid": 1, "pad": 4, "flip": True},
-    "cifar100": {"labels": 10000, "valid": 1, "pad": 4, "flip": True, "network": "wrn-28-large"},
-    "svhn": {"labels": 250, "valid": 1, "pad": 4},
-    "svhn-extra": {"labels": 250, "valid": 1, "pad": 4},
-    "stl10": {"labels": 1000, "valid": 1, "pad": 12, "flip": True, "network": "wrn-28-2-stl10"},
-    "digits-test": {"steps": 600, "eval_every": 10},
-    "svhn-test": {"labels": 138, "steps": 2**17},
-}
-"""What a data set asks for, whatever the method: its augmentation, network and protocol. NAME-test, the public images
-of a PATE student (Section 4.3), is as NAME but for what is said here."""
-
-OWN: dict[Kind, dict[str, Any]] = {
-    "images": {
-        "labels": "all",
-        "network": "wrn-auto",
-        "steps": 4096,
-        "ema_decay": 0.995,
-        "eval_every": 64,
-        "passes": "fused",
-    },
-    "features": {
-        "labels": "all",
-        "network": "mlp",
-        "steps": 1024,
-        "ema_decay": 0.99,
-        "eval_every": 32,
-        "weight_decay": 5.0,
-        "pad": 0,
-        "noise": 0.3,
-        "mask": 0.2,
-        "alpha": 0.2,
-        "lambda_u": 10.0,
-        "passes": "fused",
-    },
-}
-"""For a person's own data: images take a run of an afternoon on a laptop, features one of seconds. The weight of the
-unlabeled loss rises over a third of it. How the numbers for features were chosen: docs/user-data.md."""
-
-METHOD_PRESETS: dict[tuple[str, str], dict[str, Any]] = {
-    ("digits", "mixmatch"): {"ramp": 333, "passes": "fused"},
-    ("digits", "vat"): {"epsilon": 0.87},  # 6 on 32x32x3 is as much a pixel
-    #
-    ("cifar10", "mixmatch"): {"alpha": 0.75, "lambda_u": 75.0},
-    ("cifar10", "ict"): {"alpha": 0.75, "consistency_weight": 1000.0},
-    ("cifar10", "mean-teacher"): {"consistency_weight": 50.0, "weight_decay": 0.2},
-    ("cifar10", "mixup"): {"alpha": 0.75},
-    ("cifar10", "pi-model"): {"consistency_weight": 20.0},
-    ("cifar10", "pseudo-label"): {"consistency_weight": 1.0},
-    ("cifar10", "supervised-mixup"): {"alpha": 0.5, "weight_decay": 0.002},
-    #
-    ("cifar100", "mixmatch"): {"alpha": 0.75, "lambda_u": 150.0, "weight_decay": 0.04},
-    ("cifar100", "supervised-mixup"): {"alpha": 0.5, "weight_decay": 0.002},
-    #
-    ("svhn", "mixmatch"): {"alpha": 0.75, "lambda_u": 250.0},
-    ("svhn", "ict"): {"alpha": 0.5, "consistency_weight": 20.0},
-    ("svhn", "mean-teacher"): {"consistency_weight": 150.0},
-    ("svhn", "mixup"): {"alpha": 0.25},
-    ("svhn", "pi-model"): {"consistency_weight": 5.0, "weight_decay": 0.2},
-    ("svhn", "pseudo-label"): {"consistency_weight": 2.0},
-    ("svhn", "supervised-mixup"): {"alpha": 0.5, "weight_decay": 0.002},
-    #
-    ("svhn-extra", "mixmatch"): {"alpha": 0.25, "lambda_u": 250.0},
-    ("svhn-extra", "ict"): {"alpha": 0.5, "consistency_weight": 20.0},
-    ("svhn-extra", "mean-teacher"): {"consistency_weight": 180.0},
-    ("svhn-extra", "mixup"): {"alpha": 0.25},
-    ("svhn-extra", "pi-model"): {"consistency_weight": 5.0, "weight_decay": 0.2},
-    ("svhn-extra", "pseudo-label"): {"consistency_weight": 2.0},
-    ("svhn-extra", "supervised-mixup"): {"alpha": 0.5, "weight_decay": 0.002},
-    #
-    ("stl10", "mixmatch"): {"alpha": 0.75, "lambda_u": 50.0},
-    #
-    ("digits-test", "mixmatch"): {"lambda_u": 25.0, "ramp": 200},  # a pool of 250 images: 100 is too much
-    ("svhn-test", "mixmatch"): {"alpha": 0.75, "lambda_u": 75.0, "weight_decay": 0.04},
-}
-"""What produced the paper's numbers (data set, method): settings of the run and of the method alike."""
+def of_run() -> dict[str, Setting]:
+    """The declared settings of a run that are plain values, by name."""
+    return {n: s for n, s in settings_of(Settings).items() if n not in ("data_options", "method_settings")}
 
 
-def resolve(data: str, given: Mapping[str, Any], own: Kind | None = None) -> Settings:
+def resolve(data: str, given: Mapping[str, Any], kind: Kind | None = None) -> Settings:
     """The settings for a data set: the paper's, unless given. Names that are not settings are refused.
 
-    A person's `own` images or features start from `OWN` instead.
+    Later ones win: the method's own defaults, the data set's preset, what the method asks of the run, the preset for
+    this data set and method, what is given. User data of a `kind` has presets of its own. `method` may be an object,
+    whose settings then count as given.
 
     >>> resolve("cifar10", {"labels": 4000}).method_settings["lambda_u"]
     75.0
     """
-    method = given.get("method", "mixmatch")
-    of_method = methods.settings_of(method)
-    of_run = {f.name for f in dataclasses.fields(Settings)} - {"data", "data_options", "method_settings"}
-    for name in given:
-        if name not in of_run and name not in of_method:
-            others = [other for other in methods.METHODS if name in methods.settings_of(other)]
-            if others:
-                raise MixMatchError(f"unknown setting of method '{method}' '{name}': it is one of {', '.join(others)}")
-            raise unknown(f"setting of method '{method}'", name, [*of_run, *of_method])
-    presets = OWN[own] if own else _presets(data, method)
-    values = {**of_method, **presets, **given}
-    if own and "ramp" not in given and _whole(values["steps"]):
-        values["ramp"] = values["steps"] // 3
-    settings = Settings(
-        data=data,
-        **{name: value for name, value in values.items() if name in of_run},
-        method_settings={name: values[name] for name in of_method},
+    given = dict(given)
+    method = given.pop("method", "mixmatch")
+    run = of_run()
+    if isinstance(method, Method):
+        name, cls, defaults = methods.name_of(method), type(method), dict[str, Any]()
+        for declared in settings_of(cls).values():
+            declared.check(getattr(method, declared.name))
+        fixed = method_settings(method)
+    else:
+        name, cls, fixed = method, methods.find(method), dict[str, Any]()
+        defaults = {n: s.default for n, s in methods.declared(name).items()}
+    _check_names(cls, {*defaults, *fixed}, run)
+    for each in given:
+        if each not in run and each not in defaults:
+            raise _unknown(each, name, [*run, *defaults], each in fixed)
+    scoped = presets.of_method(data, kind, name)
+    chosen = {**cls.run_defaults, **scoped, **given}
+    values = {**presets.of_data(data, kind), **chosen, "method": name}
+    if values.get("optimizer") == "sgd" and "weight_decay" not in chosen:  # presets are for Adam
+        values["weight_decay"] = SGD_WEIGHT_DECAY
+    of_method = {**defaults, **{n: v for n, v in {**scoped, **given}.items() if n in defaults}, **fixed}
+    settings = Settings(data=data, **{n: v for n, v in values.items() if n in run}, method_settings=of_method)
+    settings = check(settings)
+    return dataclasses.replace(
+        settings,
+        method_settings={
+            n: settings.steps // v.divisor if isinstance(v, PartOfSteps) else v
+            for n, v in settings.method_settings.items()
+        },
     )
-    return check(settings)
 
 
-def _presets(data: str, method: str) -> dict[str, Any]:
-    of_data = {**DATA_PRESETS.get(data, {}), **METHOD_PRESETS.get((data, method), {})}
-    base = data.removesuffix("-test")
-    return of_data if base == data else {**_presets(base, method), "valid": 0, **of_data}
+def _check_names(method: type[Method], names: set[str], run: Mapping[str, Setting]) -> None:
+    """A method's settings have names of their own, and what it asks of the run are settings of the run."""
+    for each in sorted(names & set(run)):
+        raise MixMatchError(f"{method.__name__} declares the setting '{each}', which every run has: rename it")
+    for each in method.run_defaults:
+        if each not in run:
+            raise unknown(f"setting in run_defaults of {method.__name__}", each, run)
+
+
+def _unknown(name: str, method: str, known: list[str], of_object: bool) -> MixMatchError:
+    if of_object:
+        return MixMatchError(f"{name} is a setting of the method object: give it to {method} itself")
+    others = [other for other in methods.METHODS if name in methods.declared(other)]
+    if others:
+        return MixMatchError(f"method '{method}' has no setting '{name}' ({', '.join(others)} {_have(others)} it)")
+    return unknown(f"setting of method '{method}'", name, known)
+
+
+def _have(names: list[str]) -> str:
+    return "has" if len(names) == 1 else "have"
 
 
 def check(settings: Settings) -> Settings:
-    """The same settings if they make sense; an error that names the setting and its value if not."""
-    hints = typing.get_type_hints(Settings)
-    least = {"seed": 0, "valid": 0, "pad": 0, "steps": 1, "batch_size": 1, "eval_every": 1}
-    for name, value in settings.to_dict().items():
-        kind = hints[name]
-        if name == "labels":
-            good, wanted = value == "all" or (_whole(value) and value >= 1), "a count of at least 1, or 'all'"
-        elif typing.get_origin(kind) is Literal:
-            good, wanted = value in typing.get_args(kind), f"one of {', '.join(typing.get_args(kind))}"
-        elif kind is int:
-            good, wanted = _whole(value) and value >= least[name], f"a whole number of at least {least[name]}"
-        elif kind is float:
-            top = 1.0 if name in ("ema_decay", "mask") else math.inf
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            good = number and math.isfinite(value) and 0 <= value <= top
-            wanted = "between 0 and 1" if top == 1 else "a finite number, 0 or more"
-        else:
-            wants: dict[Any, str] = {bool: "true or false", str: "a name"}
-            good = isinstance(value, kind if kind in wants else dict)
-            wanted = wants.get(kind, "names with their values")
-        if not good:
-            raise MixMatchError(f"{name}={value!r} must be {wanted}")
-    settings.build_method()
-    return settings
+    """The same settings in their declared types, or an error that names the setting and its value."""
+    values = {name: s.check(getattr(settings, name)) for name, s in settings_of(Settings).items()}
+    if not isinstance(settings.data, str):
+        raise MixMatchError(f"data={settings.data!r} must be a name")
+    if not values["method"].startswith(methods.CUSTOM):
+        known = methods.declared(values["method"])
+        given = values["method_settings"]
+        for name in given:
+            if name not in known:
+                raise unknown(f"setting of method '{values['method']}'", name, known or ["none"])
+        values["method_settings"] = {
+            name: value if isinstance(value, PartOfSteps) else known[name].check(value) for name, value in given.items()
+        }
+    return dataclasses.replace(settings, **values)
 
 
 def from_dict(values: Mapping[str, Any]) -> Settings:
-    """Settings as `to_dict` wrote them, also by an earlier version: a setting of the method that it did not have yet
-    is at its default, which is what it did. A name that is not known is refused."""
+    """Settings as `to_dict` wrote them, also by an earlier version: a setting it did not have yet is at its default,
+    which is what it did. A name that is not known is refused."""
     known = {f.name for f in dataclasses.fields(Settings)}
     for name in values:
         if name not in known:
             raise unknown("setting", name, known)
     if "data" not in values:
         raise MixMatchError("the settings name no data set")
-    given = values.get("method_settings", {})
-    if isinstance(given, Mapping):
-        given = {**methods.settings_of(values.get("method", "mixmatch")), **given}
+    given, method = values.get("method_settings", {}), values.get("method", "mixmatch")
+    if isinstance(given, Mapping) and isinstance(method, str):
+        defaults = {n: s.default for n, s in methods.declared(method).items()}
+        given = {**defaults, **given}
     return check(Settings(**{**values, "method_settings": given}))
+
+
+def updated(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """The settings with these values, of the run or of the method, in their place."""
+    run = of_run()
+    of_method = {name: value for name, value in values.items() if name not in run and name != "data_options"}
+    return dataclasses.replace(
+        settings,
+        **{name: value for name, value in values.items() if name not in of_method},
+        method_settings={**settings.method_settings, **of_method},
+    )
+
+
+def flat(settings: Settings) -> dict[str, Any]:
+    """All settings by name: of the run, of the method, and of how data is read."""
+    values = settings.to_dict()
+    of_method, reading = values.pop("method_settings"), values.pop("data_options")
+    return {**values, **of_method, **reading}
 
 
 def differences(a: Settings, b: Settings) -> list[str]:
     """What differs, as lines like 'steps: 100 -> 200'."""
-    flat_a, flat_b = ({**_flat(s), **_flat(s)["data_options"]} for s in (a, b))
+    flat_a, flat_b = flat(a), flat(b)
     names = [*flat_a, *(name for name in flat_b if name not in flat_a)]
     return [
         f"{name}: {_short(flat_a.get(name, 'not set'))} -> {_short(flat_b.get(name, 'not set'))}"
         for name in names
-        if name != "data_options" and flat_a.get(name) != flat_b.get(name)
+        if flat_a.get(name) != flat_b.get(name)
     ]
 
 
-def made_for_its_steps(settings: Settings) -> str | None:
+def depends_on_steps(settings: Settings, method: type[Method]) -> str | None:
     """Why a run of so many steps is not the beginning of a longer one; None if it is."""
-    if settings.schedule != "constant":
-        return f"its learning rate follows them (schedule {settings.schedule})"
-    if settings.method_settings.get("warmup"):
-        return f"the unlabeled weight of {settings.method} rises over a part of them (warmup)"
+    values = flat(settings)
+    for name, declared in {**of_run(), **settings_of(method)}.items():
+        if declared.of_steps is not None and declared.of_steps(values[name]):
+            return f"its {name}={values[name]} depends on the number of steps"
     return None
 
 
@@ -241,11 +225,31 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:56]} ..."
 
 
-def _flat(settings: Settings) -> dict[str, Any]:
-    values = settings.to_dict()
-    of_method = values.pop("method_settings")
-    return {**values, **of_method}
+def read_file(path: Path, method: str | Method | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings in a file, and how it says user data is read: a run's config.json, or TOML. If another `method` is
+    given than the file's, a run's settings of its method are left out.
 
+    A TOML file names settings of the run and of the method alike, and may have a table `[data_options]`:
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+        method = "mixmatch"
+        steps = 65536
+        lambda_u = 75.0
+    """
+    try:
+        text = path.read_text()
+        content = tomllib.loads(text) if path.suffix.lower() == ".toml" else json.loads(text)
+    except OSError as error:
+        raise MixMatchError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise MixMatchError(f"{path} is not a file of settings, TOML or a run's config.json ({error})") from None
+    values = content.get("settings", content) if isinstance(content, dict) else None
+    if not isinstance(values, dict) or not values:
+        raise MixMatchError(f"{path} holds no settings")
+    tables = {name: values.get(name, {}) for name in ("data_options", "method_settings")}
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise MixMatchError(f"{path}: {name} must be a table of names and values")
+    plain = {name: value for name, value in values.items() if name not in ("data", *tables)}
+    if method not in (None, plain.get("method", "mixmatch")):
+        return plain, tables["data_options"]
+    return {**plain, **tables["method_settings"]}, tables["data_options"]

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from mixmatch.augment.augment import CropFlip, reflect, to_unit_range
+from mixmatch.augment import CropFlip, to_unit_range
+from mixmatch.augment.crop_flip import reflect
+from mixmatch.errors import MixMatchError
 
 
 def expected_view(image: np.ndarray, pad: int, dy: int, dx: int, flip: int) -> np.ndarray:
@@ -178,7 +180,7 @@ def test_a_pad_below_the_image_size_is_accepted(pad, height, width):
     ("pad", "height", "width", "most"), [(-1, 8, 8, 7), (8, 8, 8, 7), (4, 4, 32, 3), (4, 32, 4, 3)]
 )
 def test_a_pad_the_mirror_cannot_show_is_refused(pad, height, width, most):
-    with pytest.raises(ValueError, match=rf"pad must be between 0 and {most} for {height}x{width} images"):
+    with pytest.raises(MixMatchError, match=rf"pad must be between 0 and {most} for {height}x{width} images"):
         CropFlip(pad, flip=True).check(height, width)
 
 

@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 import torch
 
-from mixmatch.augment.augment import CropFlip, NoiseMask, augmentation, unaugmented
+from mixmatch.augment import CropFlip, NoiseMask, unaugmented, weak_augmentation
 from mixmatch.data.pool import Pool
-from mixmatch.data.source import Features, Images, Source
+from mixmatch.data.source import Rows, Source
 from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
 
 NONE: dict[str, Any] = {"pad": 0, "flip": False, "noise": 0.0, "mask": 0.0}
 
 
-def features(rows: int = 6, columns: int = 4) -> Features:
-    return Features(np.random.default_rng(0).normal(size=(rows, columns)).astype(np.float32), np.zeros(rows, np.int64))
+def features(rows: int = 6, columns: int = 4) -> Rows:
+    return Rows(np.random.default_rng(0).normal(size=(rows, columns)).astype(np.float32), np.zeros(rows, np.int64))
 
 
-def images() -> Images:
-    return Images(np.zeros((6, 5, 5, 1), np.uint8), np.zeros(6, np.int64))
+def images() -> Rows:
+    return Rows(np.zeros((6, 5, 5, 1), np.uint8), np.zeros(6, np.int64))
 
 
 def test_noise_is_added_and_what_is_masked_is_zero() -> None:
@@ -46,7 +46,7 @@ def test_draws_have_the_deviation_and_share_that_are_asked_for() -> None:
 
 
 def test_nothing_asked_for_is_nothing_done() -> None:
-    x = torch.from_numpy(features().features)
+    x = torch.from_numpy(features().inputs)
     augment = NoiseMask(4, 0.0, 0.0)
     draws = {name: torch.from_numpy(draw) for name, draw in augment.draw(generator(1, "a", 0), 3, 6).items()}
     assert torch.equal(augment(x, draws), x.expand(3, 6, 4))
@@ -54,10 +54,10 @@ def test_nothing_asked_for_is_nothing_done() -> None:
 
 
 def test_a_source_gets_its_own_augmentation() -> None:
-    of_features = augmentation(Source("t", ("a",), features(), features(0)), **{**NONE, "noise": 0.5, "mask": 0.25})
-    assert of_features == NoiseMask(4, 0.5, 0.25)
-    of_images = augmentation(Source("t", ("a",), images(), images()), **{**NONE, "pad": 2, "flip": True})
-    assert of_images == CropFlip(2, True)
+    of_features = Source("t", ("a",), features(), features(0)).input_shape
+    assert weak_augmentation(of_features, **{**NONE, "noise": 0.5, "mask": 0.25}) == NoiseMask(4, 0.5, 0.25)
+    of_images = Source("t", ("a",), images(), images()).input_shape
+    assert weak_augmentation(of_images, **{**NONE, "pad": 2, "flip": True}) == CropFlip(2, True)
 
 
 @pytest.mark.parametrize(
@@ -72,11 +72,11 @@ def test_a_source_gets_its_own_augmentation() -> None:
 )
 def test_settings_of_the_other_kind_are_refused(part: Any, given: dict[str, Any], says: str) -> None:
     with pytest.raises(MixMatchError, match=says):
-        augmentation(Source("t", ("a",), part(), part()), **{**NONE, **given})
+        weak_augmentation(Source("t", ("a",), part(), part()).input_shape, **{**NONE, **given})
 
 
 def test_a_pool_of_features() -> None:
-    x = features().features
+    x = features().inputs
     for resident in (False, True):
         pool = Pool(x, torch.device("cpu"), resident=resident)
         np.testing.assert_array_equal(pool.fetch(torch.tensor([4, 0, 4])).numpy(), x[[4, 0, 4]])
@@ -95,7 +95,7 @@ def test_a_pool_of_features() -> None:
 )
 def test_features_that_are_refused(x: np.ndarray, says: str) -> None:
     with pytest.raises(MixMatchError, match=says):
-        Features(x, np.zeros(3, np.int64))
+        Rows(x, np.zeros(3, np.int64))
 
 
 def test_rows_of_different_width_are_refused() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mixmatch
-from mixmatch.data.user.table import Encoding, fit
+from mixmatch.data.user.encoding import Encoding, fit
 
 FAST = ["--steps", "12", "--eval-every", "6", "--batch-size", "8", "--quiet", "--device", "cpu"]
 HEADER = ["size", "color", "id", "species"]
@@ -47,7 +47,7 @@ def trained(call, table: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_train_judge_report_evaluate_resume(call, table: Path, tmp_path: Path) -> None:
+def test_train_gain_report_evaluate_resume(call, table: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = ["--label-column", "species", "--out", out, *FAST]
     result = call("train", table, "--json", *options)
@@ -107,7 +107,7 @@ def test_labels_alone_need_no_unlabeled_rows(call, tmp_path: Path) -> None:
     result = call("train", path, *options)
     assert result.code == 2
     assert "has no unlabeled rows" in result.err
-    assert "train with --method supervised, or add unlabeled data" in result.err
+    assert "train with the supervised method, or add unlabeled data" in result.err
     result = call("train", path, *options, "--method", "supervised")
     assert (result.code, result.err) == (0, "")
 
@@ -190,7 +190,7 @@ def test_a_matrix(call, tmp_path: Path) -> None:
     out = tmp_path / "run"
     result = call("train", npz(tmp_path / "x.npz", **data), "--out", out, "--json", *FAST)
     assert result.code == 0, result.err
-    assert "Judged by the 60 test rows" in json.loads(result.out)["verdict"]
+    assert "Evaluated on the 60 test rows" in json.loads(result.out)["verdict"]
     np.save(tmp_path / "new.npy", data["x_test"][:5])
     predicted = json.loads(call("predict", out, tmp_path / "new.npy", "--json").out)
     expected = mixmatch.load(out, device="cpu").predict_proba(data["x_test"][:5])
@@ -247,7 +247,7 @@ def test_a_test_part_and_ignored_columns(call, tmp_path: Path) -> None:
     result = call("train", path, "--out", tmp_path / "run", "--json", *options, *FAST)
     assert result.code == 0, result.err
     record = json.loads(result.out)
-    assert "Judged by the 10 test rows" in record["verdict"]
+    assert "Evaluated on the 10 test rows" in record["verdict"]
     assert record["settings"]["data_options"]["ignore"] == ["id", "color"]
     model = mixmatch.load(tmp_path / "run", device="cpu")
     assert model.encoding is not None
@@ -282,7 +282,7 @@ def test_a_class_without_test_rows_and_names_like_markup(call, tmp_path: Path) -
     assert shown["[red]:dog:"] == ["5", f"{per_class['[red]:dog:']:.2f}"]
 
 
-def test_data_that_changed_since_judges_nothing(call, tmp_path: Path) -> None:
+def test_data_that_changed_since_is_not_evaluated_on(call, tmp_path: Path) -> None:
     """Other rows would be held out, some of which the model has learned from."""
     lines = rows(120, 0, 40)
     table = write(tmp_path / "pets.csv", HEADER, lines)
@@ -384,3 +384,14 @@ def test_options_that_are_refused(call, table: Path, tmp_path: Path, options: li
     assert result.code == 2
     assert says in result.err
     assert not (tmp_path / "run").exists()
+
+
+def test_data_after_an_option_that_can_be_repeated(call, table: Path, tmp_path: Path) -> None:
+    """--ignore takes one column; what follows is the data."""
+    options = ["--label-column", "species", "--out", tmp_path / "run", "--no-baseline", *FAST]
+    result = call("train", *options, "--ignore", "id", table)
+    assert (result.code, result.err) == (0, "")
+    settings = json.loads((tmp_path / "run" / "config.json").read_text())["settings"]
+    assert settings["data_options"]["ignore"] == ["id"]
+    result = call("data", "check", "--no-trial", "--label-column", "species", "--ignore", "id", table)
+    assert result.code == 0, result.err

@@ -10,7 +10,6 @@ import os
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -237,7 +236,7 @@ def test_parquet_without_pyarrow(
 
 def test_parquet(trained: Path, photos: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr(command, "BATCH", 4)  # so that there are several row groups
+    monkeypatch.setattr(command, "ROW_GROUP", 256)  # so that there are several row groups
     result = call("predict", trained, photos, "--format", "parquet")
     assert (result.code, result.out) == (2, "")
     assert result.err == "error: --format parquet is not for standard output: name a file with --output\n"
@@ -254,7 +253,7 @@ def test_parquet(trained: Path, photos: Path, call: Call, tmp_path: Path, monkey
     nowhere = call("predict", trained, photos, "--format", "parquet", "--output", tmp_path / "no" / "p.parquet")
     assert nowhere.err == f"error: cannot write {tmp_path / 'no' / 'p.parquet'}: No such file or directory\n"
     before = target.read_bytes()
-    monkeypatch.setattr(command, "_predict", lambda *_: (_ for _ in [1 / 0]))
+    monkeypatch.setattr(command, "predict_files", lambda *_, **__: (1 / zero for zero in [0]))
     with pytest.raises(ZeroDivisionError):
         call("predict", trained, photos, "--format", "parquet", "--output", target)
     assert target.read_bytes() == before
@@ -294,38 +293,6 @@ def _all_of(terminal: int) -> bytes:
         if not piece:
             return found
         found += piece
-
-
-def test_decodes_ahead_but_not_without_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one batch is in use the next two get decoded, no more; who stops early leaves no threads behind."""
-    monkeypatch.setattr(command, "BATCH", 32)
-    files = [tmp_path / f"{i}.png" for i in range(500)]
-    done: list[Path] = []
-
-    def decode(file: Path, height: int, width: int, channels: int, large: object) -> tuple[np.ndarray, None]:
-        done.append(file)
-        return np.full((height, width, channels), int(file.stem) % 256, np.uint8), None
-
-    monkeypatch.setattr(command, "decode", decode)
-    batches = command._decoded(files, (1, 2, 2))
-    first = next(batches)
-    assert [file for file, _ in first] == files[:32]
-    assert [int(image[0, 0, 0]) for _, image in first] == list(range(32))
-    until = time.monotonic() + 30
-    while len(done) < 96 and time.monotonic() < until:
-        time.sleep(0.01)
-    time.sleep(0.1)
-    assert sorted(done, key=files.index) == files[:96]
-    assert [file for file, _ in next(batches)] == files[32:64]
-    batches.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
-
-
-def test_every_file_comes_once_and_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "decode", lambda file, *_: (file.name, None))
-    for number in (0, 1, 255, 256, 257, 1000, 1024):
-        files = [tmp_path / str(i) for i in range(number)]
-        assert [file for batch in command._decoded(files, (1, 2, 2)) for file, _ in batch] == files
 
 
 def test_evaluate(trained: Path, run: Call, call: Call) -> None:

@@ -64,7 +64,7 @@ def test_a_dry_run_lists_what_would_be_trained(run: Call, tmp_path: Path) -> Non
 
 
 def test_a_dry_run_for_people(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mixmatch.cli.reproduce.Estimator.seconds", lambda self, settings: 3600.0)
+    monkeypatch.setattr("mixmatch.cli.reproduce.estimate", lambda runs, device: [3600.0] * len(runs))
     result = call("reproduce", "stl10", "--labels", 1000, 5000, "--steps", 16384, "--dry-run")
     assert result.code == 0, result.err
     lines = [line for line in result.out.splitlines() if " stl10 " in line]
@@ -76,14 +76,26 @@ def test_a_dry_run_for_people(call: Call, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_passes_are_listed_and_are_for_mixmatch_alone(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mixmatch.cli.reproduce.Estimator.seconds", lambda self, settings: 1.0)
+    monkeypatch.setattr("mixmatch.cli.reproduce.estimate", lambda runs, device: [1.0] * len(runs))
     result = call("reproduce", "stl10", "--labels", 5000, "--passes", "fused", "--dry-run", "--json")
     assert result.code == 0, result.err
     assert [r["settings"]["method_settings"]["passes"] for r in json.loads(result.out)["runs"]] == ["fused"]
     result = call("reproduce", "cifar10", "--passes", "fused", "--dry-run")
     assert (result.code, result.err) == (2, "error: --passes is for MixMatch: add --methods mixmatch\n")
     result = call("reproduce", "stl10", "--passes", "fusd", "--dry-run")
-    assert (result.code, result.err) == (2, "error: mixmatch: passes='fusd' is not one of official, fused\n")
+    assert (result.code, result.err) == (2, "error: --passes 'fusd' must be one of official, fused\n")
+
+
+def test_the_precision_and_the_students_are_listed(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mixmatch.cli.reproduce.estimate", lambda runs, device: [1.0] * len(runs))
+    for words, precision, rows in (([], "fp32", 250), (["--precision", "bf16", "--split", "official"], "bf16", 344)):
+        result = call("reproduce", "pate", "--seeds", 1, *words, "--dry-run", "--json")
+        assert result.code == 0, result.err
+        runs = json.loads(result.out)["runs"]
+        assert [run["method"] for run in runs] == ["mixmatch", "vat"]
+        assert [run["settings"]["precision"] for run in runs] == [precision] * 2
+        students = [run["settings"]["data_options"]["student"] for run in runs]
+        assert all(rows - 10 < max(student["rows"]) < rows for student in students)
 
 
 # ---------------------------------------------------------------- what is refused
@@ -100,7 +112,7 @@ def test_passes_are_listed_and_are_for_mixmatch_alone(call: Call, monkeypatch: p
         (["stl10", "--methods", "vat"], "error: method 'vat' is not in this table (it has: mixmatch)"),
         (["stl10", "--labels", "many"], "error: --labels many must be a number or 'all'"),
         (["stl10", "--labels", "all"], "error: nothing to run"),
-        (["stl10", "--steps", "0"], "error: steps=0 must be"),
+        (["stl10", "--steps", "0"], "error: --steps 0 must be"),
     ],
 )
 def test_what_is_wrong_is_one_line(call: Call, words: list[str], message: str) -> None:
@@ -161,7 +173,8 @@ def test_records_of_another_machine_are_reported(trained: Path, call: Call, tmp_
     (tmp_path / "results/damaged.json").write_text("{")
     result = call("reproduce", "stl10", "--labels", 5000, "--results", tmp_path / "results")
     assert result.code == 0, result.err
-    assert "| **5.25** (n = 1, no band)<br>paper 5.59 |" in result.out
+    assert "| **5.25** (1 of 1 seed)<br>paper 5.59 |" in result.out
+    assert "## Other runs" not in result.out
     assert "[1/1] MixMatch, 5,000 labels, seed 1: finished before" in result.err
     assert f"warning: {tmp_path / 'results/damaged.json'} is left out: it cannot be read" in result.err
     listed = call("reproduce", "stl10", "--labels", 5000, "--results", tmp_path / "results", "--json")
@@ -169,11 +182,36 @@ def test_records_of_another_machine_are_reported(trained: Path, call: Call, tmp_
 
     page = call("results", "--results", tmp_path / "results", "--output", tmp_path / "page.md")
     assert (page.code, page.out) == (0, "")
-    assert "**5.25** (n = 1, no band)" in (tmp_path / "page.md").read_text()
+    assert "**5.25** (1 of 1 seed)" in (tmp_path / "page.md").read_text()
     path.unlink()
     again = call("results", "--results", tmp_path / "results")
     assert again.code == 0
     assert "**5.25**" not in again.out
+
+
+def test_other_budgets_passes_and_seeds_are_reported_apart(trained: Path, call: Call, tmp_path: Path) -> None:
+    made = json.loads((trained / "result.json").read_text())
+    reports = {}
+    for words, given in (
+        ((), {}),
+        (("--steps", 64), {"steps": 64}),
+        (("--passes", "fused"), {"passes": "fused"}),
+        (("--seeds", 9), {"seeds": [9]}),
+    ):
+        (planned,) = plan(TABLES["stl10"], labels=[5000], **given)
+        s, error = planned.settings, 5.0 + len(reports)
+        about = {"data": s.data, "labels": s.labels, "seed": s.seed, "steps": s.steps, "error": error}
+        records.save({**made, **about, "settings": s.to_dict()}, tmp_path / "results")
+        result = call("reproduce", "stl10", "--labels", 5000, *words, "--results", tmp_path / "results")
+        assert result.code == 0, result.err
+        reports[words] = result.out
+    usual, short, fused, seed = reports.values()
+    assert "| **5.00** (1 of 1 seed)<br>paper 5.59 |" in usual
+    assert "| **6.00** (1 of 1 seed, 64 steps)<br>paper 5.59 |" in short
+    for report, line in ((fused, "| mixmatch (passes=fused) | 1 | 7.00 |"), (seed, "| mixmatch | 9 | 8.00 |")):
+        assert "| **5.00** (1 of 1 seed)<br>paper 5.59 |" in report  # the paper's run stays in its cell
+        assert line in report.split("## Other runs")[1]
+    assert "## Other runs" not in usual + short
 
 
 def test_the_page_of_results_to_standard_output(run: Call) -> None:

@@ -91,7 +91,7 @@ def test_signals_and_a_second_process(
             second = call(*TRAIN, "--out", folder, "--resume")
             assert second.code == 2
             assert second.err == (
-                f"error: another process is writing to {folder}: wait for it or choose another --out\n"
+                f"error: another process is writing to {folder}: wait for it or choose another folder with --out\n"
             )
             process.send_signal(signal.SIGCONT)
         process.send_signal(number)
@@ -99,7 +99,7 @@ def test_signals_and_a_second_process(
         assert (process.returncode, out) == (code, "")
         reached = newest(folder)
         assert 0 < reached < STEPS
-        assert err.splitlines()[-1] == f"stopped at step {reached}, which is saved: go on with --resume"
+        assert err.splitlines()[-1] == f"stopped at step {reached}, which is saved: continue with --resume"
         assert "Traceback" not in err
     result = run(*TRAIN, "--out", folder, "--resume")
     assert result.code == 0, result.err
@@ -116,7 +116,7 @@ def test_damaged_checkpoint(reference: Path, unfinished: Path, call: Run, run: R
     assert refused.code == 2
     assert refused.err == (
         f"error: the checkpoint {damaged.parent} is damaged: optimizer.safetensors is not what was written; "
-        f"go on from the one before it with --checkpoint {older}\n"
+        f"continue from the one before it with --checkpoint {older}\n"
     )
     unknown = call("train", "digits", "--out", unfinished, "--resume", "--checkpoint", "step-7")
     assert unknown.code == 2

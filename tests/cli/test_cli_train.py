@@ -17,8 +17,8 @@ import pytest
 import typer
 
 from mixmatch import methods
-from mixmatch.cli import app
-from mixmatch.settings import Settings
+from mixmatch.cli.train import build
+from mixmatch.settings import Settings, of_run
 
 SHORT = ["--steps", "12", "--eval-every", "6", "--checkpoint-every", "5", "--batch-size", "16"]
 OF_METHOD = {"K": 3, "T": 0.4, "alpha": 0.6, "lambda_u": 50.0, "ramp": 7, "passes": "official"}
@@ -120,7 +120,7 @@ def test_quiet_text_and_all_labels(run: Callable[..., Any], tmp_path: Path) -> N
     assert model == f"model: {tmp_path / 'run/model.safetensors'}"
     config = json.loads((tmp_path / "run/config.json").read_text())
     assert config["settings"]["labels"] == "all"
-    assert config["settings"]["method_settings"].keys() == methods.settings_of("supervised").keys()
+    assert config["settings"]["method_settings"].keys() == methods.declared("supervised").keys()
     assert (config["split"]["labeled"], config["split"]["unlabeled"], config["split"]["valid"]) == (1200, 0, 97)
 
 
@@ -160,11 +160,138 @@ def test_bar_on_a_terminal(start: Callable[..., Any], tmp_path: Path) -> None:
 
 
 def test_every_setting_has_an_option() -> None:
-    command = typer.main.get_command(app).commands["train"]  # type: ignore[attr-defined]
-    options = {param.name: param.opts for param in command.params}
+    app = typer.Typer()
+    app.command()(build([]))
+    options = {param.name: param.opts for param in typer.main.get_command(app).params}
     wanted = {field.name for field in dataclasses.fields(Settings)} - {"method_settings", "data_options"}
     for name in methods.METHODS:
-        wanted |= methods.settings_of(name).keys()
+        wanted |= methods.declared(name).keys()
     assert wanted <= options.keys()
     for name in wanted - {"data"}:
         assert f"--{name.replace('_', '-')}" in options[name]
+
+
+# ---------------------------------------------------------------- settings of a method
+
+
+def one_line(result: Any, *said: str) -> None:
+    assert (result.code, result.out) == (2, ""), result
+    assert result.err.startswith("error: ")
+    assert result.err.count("\n") == 1, result.err
+    for words in said:
+        assert words in result.err
+
+
+def shown_options(text: str) -> set[str]:
+    """The options that a help lists, one at the beginning of a line of a box."""
+    return {match[1].replace("-", "_") for match in re.finditer(r"^│ (?:\*\s+)?--([\w-]+)", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+@pytest.mark.parametrize("spelled", ["--method {}", "--method={}"])
+def test_the_help_of_a_method(name: str, spelled: str, call: Callable[..., Any]) -> None:
+    """Its settings are shown, and no setting that only other methods have."""
+    result = call("train", *spelled.format(name).split(), "--help")
+    assert (result.code, result.err) == (0, "")
+    options = shown_options(result.out)
+    ours = methods.declared(name).keys()
+    others = {setting for other in methods.METHODS for setting in methods.declared(other)} - ours
+    assert ours <= options
+    assert not others & options
+    assert of_run().keys() <= options
+    assert f"Settings of {name} " in result.out
+    if name == "ict":
+        assert "consistency_weight" in options
+        assert "K" in others
+
+
+def test_the_help_follows_the_file_or_the_run(
+    finished: tuple[Path, Any], call: Callable[..., Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "vat.toml"
+    file.write_text('method = "vat"\n')
+    assert "epsilon" in shown_options(call("train", "--config", file, "--help").out)
+    assert "lambda_u" in shown_options(call("train", "--config", file, "--method", "mixmatch", "--help").out)
+    folder, _ = finished
+    config = json.loads((folder / "config.json").read_text())
+    config["settings"]["method"] = "ict"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "Settings of ict" in call("train", f"--out={tmp_path}", "--help").out
+    assert "Settings of mixmatch" in call("train", "--out", tmp_path / "nothing", "--help").out
+    assert "Settings of mixmatch" in call("train", "--method", "nosuch", "--help").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--method ict --K 3", "method 'ict' has no setting 'K' (mixmatch has it)"),
+        ("--K 3 --method=ict", "method 'ict' has no setting 'K' (mixmatch has it)"),
+        ("--epsilon 2", "method 'mixmatch' has no setting 'epsilon' (vat has it)"),
+        ("--method ict --K two", "--K 'two' must be a whole number of at least 1"),
+        ("--method supervised --alpha 0.5", "method 'supervised' has no setting 'alpha' (mixmatch, "),
+    ],
+)
+def test_a_setting_of_another_method(arguments: str, said: str, call: Callable[..., Any]) -> None:
+    one_line(call("train", "digits", *arguments.split()), said)
+    assert list(Path.cwd().iterdir()) == []
+
+
+# ---------------------------------------------------------------- settings from a file
+
+
+def test_from_the_settings_of_a_run(finished: tuple[Path, Any], call: Callable[..., Any], tmp_path: Path) -> None:
+    """The same settings give the same run; what is given beside the file wins."""
+    folder, result = finished
+    options = ["--config", folder / "config.json", "--quiet"]
+    again = call("train", "digits", *options, "--out", tmp_path / "again", "--json")
+    assert again.code == 0, again.err
+    assert json.loads(again.out)["curve"] == json.loads(result.out)["curve"]
+    settings = [json.loads((f / "config.json").read_text())["settings"] for f in (folder, tmp_path / "again")]
+    assert settings[0] == settings[1]
+    other = call("train", "digits", *options, "--seed", 2, "--K", 1, "--steps", 3, "--out", tmp_path / "other")
+    assert other.code == 0, other.err
+    ours = json.loads((tmp_path / "other" / "config.json").read_text())["settings"]
+    of_method = {**settings[0]["method_settings"], "K": 1}
+    assert ours == {**settings[0], "seed": 2, "steps": 3, "method_settings": of_method}
+
+
+def test_from_a_toml_file(call: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text('method = "ict"\nsteps = 3\nbatch_size = 8\nconsistency_weight = 7\nlabels = 30\n')
+    result = call("train", "digits", "--config", file, "--steps", 2, "--quiet", "--out", tmp_path / "run")
+    assert result.code == 0, result.err
+    settings = json.loads((tmp_path / "run" / "config.json").read_text())["settings"]
+    assert (settings["method"], settings["steps"], settings["batch_size"], settings["labels"]) == ("ict", 2, 8, 30)
+    assert settings["method_settings"]["consistency_weight"] == 7.0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.toml", "stepps = 3", "unknown setting of method 'mixmatch' 'stepps': did you mean 'steps'?"),
+        ("a.toml", 'method = "ict"\nK = 3', "method 'ict' has no setting 'K' (mixmatch has it)"),
+        ("a.toml", "steps = 0", "--steps 0 must be a whole number of at least 1"),
+        ("a.toml", 'steps = "many"', "--steps 'many' must be a whole number of at least 1"),
+        ("a.toml", "steps = ", "a.toml is not a file of settings, TOML or a run's config.json"),
+        ("a.json", '{"settings": {', "a.json is not a file of settings"),
+        ("a.json", "[1]", "a.json holds no settings"),
+        ("a.json", "{}", "a.json holds no settings"),
+        ("a.json", '{"settings": 3}', "a.json holds no settings"),
+        ("a.json", '{"settings": {"method_settings": 3}}', "a.json: method_settings must be a table"),
+        ("a.json", '{"settings": {"data_options": {"image_size": 3}}}', "--image-size is for your own data"),
+        ("a.json", "\udcff", "a.json is not a file of settings"),
+        ("a.toml", None, "a.toml cannot be read: No such file or directory"),
+    ],
+)
+def test_files_that_are_refused(
+    name: str, content: str | None, said: str, call: Callable[..., Any], tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    if content is not None:
+        file.write_bytes(content.encode("utf-8", "surrogateescape"))
+    one_line(call("train", "digits", "--config", file), said)
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_folder_is_no_file_of_settings(call: Callable[..., Any], tmp_path: Path) -> None:
+    one_line(call("train", "digits", "--config", tmp_path), f"{tmp_path} cannot be read: Is a directory")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
+
+from mixmatch import data
+from mixmatch.training import gain
 
 FAST = ["--steps", "12", "--eval-every", "6", "--batch-size", "8", "--network", "wrn-small", "--quiet"]
 
@@ -28,7 +32,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_train_judge_evaluate_predict(call, photos: Path, tmp_path: Path) -> None:
+def test_train_gain_evaluate_predict(call, photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     result = call("train", str(photos), "--out", str(out), "--json", *FAST)
     assert result.code == 0, result.err
@@ -57,6 +61,39 @@ def test_train_judge_evaluate_predict(call, photos: Path, tmp_path: Path) -> Non
     assert len(predictions) == len(list((photos / "digit 1").iterdir()))
 
 
+def counted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[Any]:
+    """The arguments of every call of a function from here on."""
+    calls: list[Any] = []
+    function = getattr(module, name)
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(module, name, noted)
+    return calls
+
+
+def test_data_is_read_once_and_the_gain_computed_once(
+    call, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the run, its baseline, the verdict and the report together; the photos of a user may take minutes to read."""
+    read = counted(monkeypatch, data, "read_user_data")
+    gains = counted(monkeypatch, gain, "Gain")
+    options = ["--out", tmp_path / "run", *FAST]
+    result = call("train", photos, *options)
+    assert result.code == 0, result.err
+    assert "with the labels alone" in result.out
+    assert (len(read), len(gains)) == (1, 1)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "with the labels alone" in page
+    assert "digit " in page
+    assert call("train", photos, "--resume", *options).code == 0
+    assert (len(read), len(gains)) == (2, 2)
+    assert call("train", photos, "--resume", "--no-baseline", *options).code == 0
+    assert len(read) == 3
+
+
 def test_too_few_labels_say_so_and_train_all_the_same(call, photos: Path, tmp_path: Path) -> None:
     few = tmp_path / "few.csv"
     files = [sorted((photos / f"digit {c}").iterdir())[i] for c in range(3) for i in range(2)]
@@ -64,7 +101,7 @@ def test_too_few_labels_say_so_and_train_all_the_same(call, photos: Path, tmp_pa
     options = [*FAST, "--labels-file", str(few)]
     result = call("train", str(photos), "--out", str(tmp_path / "run"), *options)
     assert result.code == 0, result.err
-    assert "Too few labels to judge" in result.out
+    assert "Too few labels to evaluate" in result.out
     assert not (tmp_path / "run" / "baseline").exists()
     assert json.loads((tmp_path / "run" / "result.json").read_text())["error"] is None
     result = call("evaluate", str(tmp_path / "run"))
@@ -75,8 +112,8 @@ def test_too_few_labels_say_so_and_train_all_the_same(call, photos: Path, tmp_pa
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--labels", "20"], "all its labels"),
-        (["--image-size", "100000"], "image size 100000"),
+        (["--labels", "20"], "--labels and --valid do not apply to your own data, whose labels are all used"),
+        (["--image-size", "100000"], "100000 must be a whole number between 32 and 224"),
         (["--labels-file", "x"], "x"),
     ],
 )
@@ -87,7 +124,7 @@ def test_refused(call, photos: Path, tmp_path: Path, options: list[str], says: s
     assert not (tmp_path / "run").exists()
 
 
-def test_options_for_own_images_are_refused_for_others(call, tmp_path: Path) -> None:
+def test_options_for_user_images_are_refused_for_others(call, tmp_path: Path) -> None:
     result = call("train", "digits", "--out", str(tmp_path / "run"), "--image-size", "32")
     assert result.code == 2
     assert "--image-size is for your own data, not for 'digits'" in result.err

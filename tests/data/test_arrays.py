@@ -12,8 +12,8 @@ from sklearn.preprocessing import StandardScaler
 
 from mixmatch.data.source import UNKNOWN
 from mixmatch.data.user.arrays import read_arrays
-from mixmatch.data.user.rows import UserData, UserImages, UserTable
-from mixmatch.data.user.table import Encoding
+from mixmatch.data.user.encoding import Encoding
+from mixmatch.data.user.rows import UserData
 from mixmatch.errors import MixMatchError
 
 random = np.random.default_rng(0)
@@ -27,40 +27,40 @@ def npz(folder: Path, **arrays: Any) -> Path:
     return folder / "own.npz"
 
 
-def kinds(own: UserData) -> list[str]:
-    return [finding.kind for finding in own.findings]
+def kinds(user: UserData) -> list[str]:
+    return [finding.kind for finding in user.findings]
 
 
-def images_of(path: Path, **options: Any) -> UserImages:
-    own = read_arrays(path, **options)
-    assert isinstance(own, UserImages)
-    return own
+def images_of(path: Path, **options: Any) -> UserData:
+    user = read_arrays(path, **options)
+    assert user.is_images
+    return user
 
 
-def features_of(path: Path, **options: Any) -> UserTable:
-    own = read_arrays(path, **options)
-    assert isinstance(own, UserTable)
-    return own
+def features_of(path: Path, **options: Any) -> UserData:
+    user = read_arrays(path, **options)
+    assert user.encoding is not None
+    return user
 
 
 # ----------------------------------------------------------------------------------------------------------- images
 
 
 def test_images(tmp_path: Path) -> None:
-    own = images_of(npz(tmp_path, x=IMAGES, y=Y, x_test=IMAGES[:2], y_test=[2, 1]))
-    np.testing.assert_array_equal(own.images, np.concatenate([IMAGES, IMAGES[:2]]))
-    assert own.labels.tolist() == [0, 1, 2, UNKNOWN, UNKNOWN, 0, 2, 1]
-    assert own.labels.dtype == np.int64
-    assert own.classes == ("0", "1", "2")
-    assert own.part == ("train",) * 6 + ("test",) * 2
-    assert own.files[5:7] == ("x[5]", "x_test[0]")
-    assert own.findings == ()
-    np.testing.assert_array_equal(own.test.images, IMAGES[:2])
+    user = images_of(npz(tmp_path, x=IMAGES, y=Y, x_test=IMAGES[:2], y_test=[2, 1]))
+    np.testing.assert_array_equal(user.inputs, np.concatenate([IMAGES, IMAGES[:2]]))
+    assert user.labels.tolist() == [0, 1, 2, UNKNOWN, UNKNOWN, 0, 2, 1]
+    assert user.labels.dtype == np.int64
+    assert user.classes == ("0", "1", "2")
+    assert user.part == ("train",) * 6 + ("test",) * 2
+    assert user.files[5:7] == ("x[5]", "x_test[0]")
+    assert user.findings == ()
+    np.testing.assert_array_equal(user.test.inputs, IMAGES[:2])
 
 
 def test_gray_images(tmp_path: Path) -> None:
-    own = images_of(npz(tmp_path, images=IMAGES[..., 0], labels=Y))
-    np.testing.assert_array_equal(own.images, IMAGES[..., :1])
+    user = images_of(npz(tmp_path, images=IMAGES[..., 0], labels=Y))
+    np.testing.assert_array_equal(user.inputs, IMAGES[..., :1])
 
 
 @pytest.mark.parametrize(
@@ -75,30 +75,30 @@ def test_gray_images(tmp_path: Path) -> None:
     ids=["unit", "float64", "half", "int64", "rounded"],
 )
 def test_numbers_become_uint8(convert: Any, tmp_path: Path) -> None:
-    own = images_of(npz(tmp_path, x=convert(IMAGES), y=Y))
-    np.testing.assert_array_equal(own.images, IMAGES)
-    assert own.images.dtype == np.uint8
-    assert kinds(own) == ["converted"]
+    user = images_of(npz(tmp_path, x=convert(IMAGES), y=Y))
+    np.testing.assert_array_equal(user.inputs, IMAGES)
+    assert user.inputs.dtype == np.uint8
+    assert kinds(user) == ["converted"]
 
 
 def test_test_images_share_the_scale(tmp_path: Path) -> None:
     """A dark test set with values up to 1 in 0..255 is dark, not in 0..1."""
-    own = images_of(npz(tmp_path, x=IMAGES.astype(float), y=Y, x_test=np.ones((1, 8, 5, 3)), y_test=[0]))
-    assert (own.test.images == 1).all()
+    user = images_of(npz(tmp_path, x=IMAGES.astype(float), y=Y, x_test=np.ones((1, 8, 5, 3)), y_test=[0]))
+    assert (user.test.inputs == 1).all()
 
 
 def test_channels_first(tmp_path: Path) -> None:
-    own = images_of(npz(tmp_path, x=IMAGES.transpose(0, 3, 1, 2), y=Y))
-    np.testing.assert_array_equal(own.images, IMAGES)
-    assert kinds(own) == ["channels-first"]
+    user = images_of(npz(tmp_path, x=IMAGES.transpose(0, 3, 1, 2), y=Y))
+    np.testing.assert_array_equal(user.inputs, IMAGES)
+    assert kinds(user) == ["channels-first"]
 
 
 def test_npy_is_mapped(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", IMAGES)
     np.save(tmp_path / "y.npy", Y)
-    own = images_of(tmp_path / "x.npy", labels_file=tmp_path / "y.npy")
-    assert isinstance(own.images, np.memmap)
-    assert own.labels.tolist() == Y.tolist()
+    user = images_of(tmp_path / "x.npy", labels_file=tmp_path / "y.npy")
+    assert isinstance(user.inputs, np.memmap)
+    assert user.labels.tolist() == Y.tolist()
 
 
 # --------------------------------------------------------------------------------------------------------- features
@@ -106,33 +106,33 @@ def test_npy_is_mapped(tmp_path: Path) -> None:
 
 def test_features_are_standardized_by_the_training_rows(tmp_path: Path) -> None:
     test = FEATURES[:3] + 100
-    own = features_of(npz(tmp_path, X=FEATURES, y=Y, X_test=test, y_test=[0, 1, 2]))
+    user = features_of(npz(tmp_path, X=FEATURES, y=Y, X_test=test, y_test=[0, 1, 2]))
     scaler = StandardScaler().fit(FEATURES.astype(np.float64))
-    np.testing.assert_allclose(own.features[:6], scaler.transform(FEATURES), atol=1e-5)
-    np.testing.assert_allclose(own.features[6:], scaler.transform(test), rtol=1e-5)
-    assert own.features.dtype == np.float32
-    again = Encoding.from_dict(own.encoding.to_dict())
-    np.testing.assert_array_equal(again.apply_matrix(test), own.features[6:])
+    np.testing.assert_allclose(user.inputs[:6], scaler.transform(FEATURES), atol=1e-5)
+    np.testing.assert_allclose(user.inputs[6:], scaler.transform(test), rtol=1e-5)
+    assert user.inputs.dtype == np.float32
+    again = Encoding.from_dict(user.encoding.to_dict())
+    np.testing.assert_array_equal(again.apply_matrix(test), user.inputs[6:])
     with pytest.raises(MixMatchError, match=r"shape \(3, 3\), but the model takes \(N, 4\)"):
         again.apply_matrix(test[:, :3])
 
 
 def test_missing_features(tmp_path: Path) -> None:
     x = np.array([[1.0, 5], [2, np.nan], [9, 5], [np.nan, 5]])
-    own = features_of(npz(tmp_path, features=x, y=[0, 1, -1, -1]))
+    user = features_of(npz(tmp_path, features=x, y=[0, 1, -1, -1]))
     first = np.array([1.0, 2, 9, 2])  # the median of 1, 2, 9 is 2
-    np.testing.assert_allclose(own.features[:, 0], (first - first.mean()) / first.std(), rtol=1e-6)
-    np.testing.assert_array_equal(own.features[:, 1], 0)
-    missing, constant = own.findings
+    np.testing.assert_allclose(user.inputs[:, 0], (first - first.mean()) / first.std(), rtol=1e-6)
+    np.testing.assert_array_equal(user.inputs[:, 1], 0)
+    missing, constant = user.findings
     assert missing.kind == "missing-values"
     assert "2 missing values in 2 columns" in missing.message
     assert (constant.kind, constant.severity, constant.files) == ("constant-column", "info", ("1",))
 
 
 def test_unlabeled_rows_of_their_own(tmp_path: Path) -> None:
-    own = features_of(npz(tmp_path, x=FEATURES[:2], y=[0, 1], x_unlabeled=FEATURES[2:]))
-    assert own.labels.tolist() == [0, 1] + [UNKNOWN] * 4
-    assert own.features.mean(axis=0) == pytest.approx(0, abs=1e-6)
+    user = features_of(npz(tmp_path, x=FEATURES[:2], y=[0, 1], x_unlabeled=FEATURES[2:]))
+    assert user.labels.tolist() == [0, 1] + [UNKNOWN] * 4
+    assert user.inputs.mean(axis=0) == pytest.approx(0, abs=1e-6)
 
 
 # ----------------------------------------------------------------------------------------------------------- labels
@@ -150,49 +150,49 @@ def test_unlabeled_rows_of_their_own(tmp_path: Path) -> None:
     ids=["nan", "text", "bytes", "any numbers", "column"],
 )
 def test_labels(y: Any, classes: tuple[str, ...], tmp_path: Path) -> None:
-    own = read_arrays(npz(tmp_path, x=FEATURES, y=y))
-    assert own.classes == classes
-    assert own.labels.tolist() == [0, 1, 2, UNKNOWN, UNKNOWN, 0]
+    user = read_arrays(npz(tmp_path, x=FEATURES, y=y))
+    assert user.classes == classes
+    assert user.labels.tolist() == [0, 1, 2, UNKNOWN, UNKNOWN, 0]
 
 
 def test_classes_by_number_and_by_name(tmp_path: Path) -> None:
     names = ["zebra", "ant", "cat"]
     for y in (Y, np.array(["zebra", "ant", "cat", "", "", "zebra"])):
-        own = read_arrays(npz(tmp_path, x=FEATURES, y=y, classes=names))
-        assert own.classes == ("zebra", "ant", "cat")
-        assert own.labels.tolist() == Y.tolist()
+        user = read_arrays(npz(tmp_path, x=FEATURES, y=y, classes=names))
+        assert user.classes == ("zebra", "ant", "cat")
+        assert user.labels.tolist() == Y.tolist()
 
 
 def test_class_nobody_labeled(tmp_path: Path) -> None:
-    own = read_arrays(npz(tmp_path, x=FEATURES, y=Y, classes=["a", "b", "c", "d"]))
-    assert own.classes == ("a", "b", "c", "d")
-    assert kinds(own) == ["empty-class"]
+    user = read_arrays(npz(tmp_path, x=FEATURES, y=Y, classes=["a", "b", "c", "d"]))
+    assert user.classes == ("a", "b", "c", "d")
+    assert kinds(user) == ["empty-class"]
 
 
 def test_test_rows_that_cannot_be_scored(tmp_path: Path) -> None:
-    own = features_of(npz(tmp_path, x=FEATURES, y=Y, x_test=FEATURES, y_test=[0, -1, 7, 1, 2, 1]))
-    assert own.files[6:] == ("x_test[0]", "x_test[3]", "x_test[4]", "x_test[5]")
-    assert own.labels[6:].tolist() == [0, 1, 2, 1]
-    assert {f.kind: (f.severity, f.files) for f in own.findings} == {
+    user = features_of(npz(tmp_path, x=FEATURES, y=Y, x_test=FEATURES, y_test=[0, -1, 7, 1, 2, 1]))
+    assert user.files[6:] == ("x_test[0]", "x_test[3]", "x_test[4]", "x_test[5]")
+    assert user.labels[6:].tolist() == [0, 1, 2, 1]
+    assert {f.kind: (f.severity, f.files) for f in user.findings} == {
         "unlabeled-test": ("warning", ("x_test[1]",)),
         "unknown-class": ("error", ("x_test[2]",)),
     }
-    np.testing.assert_array_equal(own.features[7], own.features[3])
+    np.testing.assert_array_equal(user.inputs[7], user.inputs[3])
     pixels = images_of(npz(tmp_path, x=IMAGES, y=Y, x_test=IMAGES, y_test=[0, -1, 7, 1, 2, 1]))
-    np.testing.assert_array_equal(pixels.test.images, IMAGES[[0, 3, 4, 5]])
+    np.testing.assert_array_equal(pixels.test.inputs, IMAGES[[0, 3, 4, 5]])
 
 
 def test_no_unlabeled(tmp_path: Path) -> None:
-    own = read_arrays(npz(tmp_path, x=FEATURES, y=np.abs(Y)))
-    assert kinds(own) == ["no-unlabeled"]
+    user = read_arrays(npz(tmp_path, x=FEATURES, y=np.abs(Y)))
+    assert kinds(user) == ["no-unlabeled"]
 
 
 # ----------------------------------------------------------------------------------------------------------- errors
 
 
 def test_names_that_are_almost_numbers(tmp_path: Path) -> None:
-    own = read_arrays(npz(tmp_path, x=FEATURES, y=["--1", "10", "2", "", "", "2"]))
-    assert own.classes == ("--1", "10", "2")
+    user = read_arrays(npz(tmp_path, x=FEATURES, y=["--1", "10", "2", "", "", "2"]))
+    assert user.classes == ("--1", "10", "2")
 
 
 @pytest.mark.parametrize(
@@ -265,5 +265,5 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         with pytest.raises(MixMatchError, match="cannot read"):
             read_arrays(tmp_path / "bad.npz")
     np.save(tmp_path / "x.npy", FEATURES)
-    with pytest.raises(MixMatchError, match="give --labels-file"):
+    with pytest.raises(MixMatchError, match="give labels_file="):
         read_arrays(tmp_path / "x.npy")

@@ -14,24 +14,24 @@ from sklearn.metrics import roc_auc_score
 from mixmatch.data.source import UNKNOWN
 from mixmatch.data.user import check as inspect
 from mixmatch.data.user.arrays import read_arrays
-from mixmatch.data.user.check import duplicates, findings, told_apart
+from mixmatch.data.user.check import duplicates, findings, separability
 from mixmatch.data.user.folder import read_folder
-from mixmatch.data.user.rows import Finding, UserData, UserImages
+from mixmatch.data.user.rows import Finding, UserData
 
 DIGITS = np.rint(load_digits().images * (255 / 16)).astype(np.uint8)[..., None]
 TARGET = load_digits().target.astype(np.int64)
 
 
-def images(labels: Any, pixels: Any, test: int = 0, **more: Any) -> UserImages:
+def images(labels: Any, pixels: Any, test: int = 0, **more: Any) -> UserData:
     """Rows with these labels, whose files are called 0, 1, 2 ...; the last `test` of them are the test set."""
     labels = np.array(labels, np.int64)
-    return UserImages(
+    return UserData(
         name="own",
         classes=tuple("abcdefghij"[: labels.max() + 1]),
         labels=labels,
         files=tuple(map(str, range(len(labels)))),
         part=("train",) * (len(labels) - test) + ("test",) * test,
-        images=np.asarray(pixels, np.uint8),
+        inputs=np.asarray(pixels, np.uint8),
         **more,
     )
 
@@ -45,8 +45,8 @@ def kinds(found: Any) -> dict[str, Finding]:
 
 
 def test_counts_and_few_labels() -> None:
-    own = images([0, 0, 0, 0, 1, 1, UNKNOWN, UNKNOWN, UNKNOWN, 1], flat(list(range(10))), test=1)
-    found = kinds(findings(own))
+    user = images([0, 0, 0, 0, 1, 1, UNKNOWN, UNKNOWN, UNKNOWN, 1], flat(list(range(10))), test=1)
+    found = kinds(findings(user))
     assert found["counts"].message == "6 labeled images of 2 classes (a 4, b 2), 3 unlabeled, 1 to test on (b 1, a 0)"
     assert found["counts"].severity == "info"
     assert found["few-labels"].message == "1 class with fewer than 4 labels: b 2"
@@ -98,16 +98,16 @@ def test_shapes_and_modes() -> None:
 # ---------------------------------------------------------------------------------------------------------- likeness
 
 
-def test_told_apart_is_the_probability_of_a_right_guess() -> None:
+def test_separability_is_the_probability_of_a_right_guess() -> None:
     """Of two normal populations one deviation apart, the best possible score is Phi(1 / sqrt 2) = 0.760."""
     random = np.random.default_rng(0)
     a, b = random.normal(0, 1, (1000, 1)), random.normal(1, 1, (1000, 1))
     exact = roc_auc_score(np.repeat([0, 1], 1000), np.concatenate([a, b])[:, 0])
-    assert told_apart(a, b) == pytest.approx(exact, abs=0.01)
+    assert separability(a, b) == pytest.approx(exact, abs=0.01)
     assert exact == pytest.approx(0.760, abs=0.02)
 
 
-def half_labeled(pixels: np.ndarray, seed: int = 0, labels: int = 300) -> UserImages:
+def half_labeled(pixels: np.ndarray, seed: int = 0, labels: int = 300) -> UserData:
     chosen = np.random.default_rng(seed).permutation(len(pixels))[:labels]
     known = np.full(len(pixels), UNKNOWN)
     known[chosen] = TARGET[chosen]
@@ -122,10 +122,10 @@ def test_alike(labels: int) -> None:
 
 
 def test_different() -> None:
-    own = half_labeled(DIGITS)
+    user = half_labeled(DIGITS)
     pixels = DIGITS.copy()
-    pixels[own.unlabeled] = 255 - pixels[own.unlabeled]
-    finding = inspect.likeness(images(own.labels, pixels))
+    pixels[user.unlabeled] = 255 - pixels[user.unlabeled]
+    finding = inspect.likeness(images(user.labels, pixels))
     assert "data differ: " in finding.message
     assert "100 % of the time" in finding.message
     assert finding.severity == "warning"
@@ -134,11 +134,11 @@ def test_different() -> None:
 
 def test_somewhat_different() -> None:
     """If two in five unlabeled images are negatives, nobody can tell which is which more often than 50 + 20 %."""
-    own = half_labeled(DIGITS)
+    user = half_labeled(DIGITS)
     pixels = DIGITS.copy()
-    negatives = np.random.default_rng(1).permutation(own.unlabeled)[: 2 * len(own.unlabeled) // 5]
+    negatives = np.random.default_rng(1).permutation(user.unlabeled)[: 2 * len(user.unlabeled) // 5]
     pixels[negatives] = 255 - pixels[negatives]
-    finding = inspect.likeness(images(own.labels, pixels))
+    finding = inspect.likeness(images(user.labels, pixels))
     assert "differ somewhat" in finding.message
     assert 66 <= int(finding.message.split(" % ")[0].split()[-1]) <= 74
 
@@ -162,8 +162,8 @@ def test_features(tmp_path: Path) -> None:
     y = np.where(np.arange(len(x)) % 3 == 0, TARGET, UNKNOWN)
     x[1] = x[0]
     np.savez(tmp_path / "own.npz", x=x, y=y)
-    own: UserData = read_arrays(tmp_path / "own.npz")
-    found = kinds(findings(own))
+    user: UserData = read_arrays(tmp_path / "own.npz")
+    found = kinds(findings(user))
     assert found["labeled-and-unlabeled"].files == ("x[0]", "x[1]")
     assert "look alike" in found["likeness"].message
 
@@ -187,9 +187,9 @@ def test_folder_with_known_faults(tmp_path: Path) -> None:
         (tmp_path / copy).write_bytes(source.read_bytes())
     (tmp_path / "unlabeled/damaged.png").write_bytes(source.read_bytes()[:-40])
     Image.new("L", (100, 20), 50).save(tmp_path / "unlabeled/wide.png")
-    own = read_folder(tmp_path)
-    found = kinds(findings(own))
-    assert own.images.shape == (304, 32, 32, 3)
+    user = read_folder(tmp_path)
+    found = kinds(findings(user))
+    assert user.inputs.shape == (304, 32, 32, 3)
     assert found["unreadable"].files == ("unlabeled/damaged.png",)
     assert {"unlabeled/copy.png", f"test/{TARGET[0]}/copy.png"} < set(found["test-in-training"].files)
     assert f"{TARGET[1]}/copy.png" in found["conflicting-labels"].files

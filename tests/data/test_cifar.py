@@ -36,9 +36,9 @@ def quiet_load(name: str, folder: Path) -> Any:
 
 
 def expect(part: Any, batches: list[tuple[np.ndarray, np.ndarray]]) -> None:
-    np.testing.assert_array_equal(part.images, np.concatenate([images for images, _ in batches]))
+    np.testing.assert_array_equal(part.inputs, np.concatenate([images for images, _ in batches]))
     np.testing.assert_array_equal(part.labels, np.concatenate([labels for _, labels in batches]))
-    assert part.images.dtype == np.uint8
+    assert part.inputs.dtype == np.uint8
     assert part.labels.dtype == np.int64
 
 
@@ -114,14 +114,9 @@ def test_cifar10_python(how: str, tmp_path: Path) -> None:
     expect(source.test, batches[5:])
 
 
-@pytest.mark.parametrize("how", HOWS)
-def test_pixels_of_large_pickles_are_read_from_the_file_in_pieces(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cifar, "PIECE", 100_003)  # no multiple of an image, and it cuts utf-8 characters in two
-    batches = python_files(tmp_path, how, count=400)
-    unpickled = cifar._unpickled(tmp_path / "cifar-10-batches-py/test_batch")
-    assert isinstance(unpickled["data"].data, cifar._Span)
+@pytest.mark.parametrize("how", ["python 2", "str 2", "bytes 4"])
+def test_more_images_than_are_copied_at_a_time(how: str, tmp_path: Path) -> None:
+    batches = python_files(tmp_path, how, count=1100)
     source = quiet_load("cifar10", tmp_path)
     expect(source.train, batches[:5])
     expect(source.test, batches[5:])
@@ -236,6 +231,9 @@ def test_a_pickle_that_runs_something_is_refused(protocol: int, tmp_path: Path) 
         b"\x80\x04\x8c\x05numpy\x8c\x10lib.format.sys.x\x93.",
         b"\x80\x02\x82\x01.",
         b"Pid\n.",
+        b"\x80\x02}r\xff\xff\xff\x7f.",  # a memo that would take 32 GB
+        b"\x80\x03B\xff\xff\xff\xffx.",  # 4 GB in a file of 10 bytes
+        b"\x80\x04\x8e\x00\x00\x00\x00\x00\x01\x00\x00x.",
     ],
 )
 def test_hand_made_evil(evil: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,6 +315,14 @@ def test_pixels_fewer_than_the_shape_says(tmp_path: Path) -> None:
             quiet_load("cifar10", tmp_path)
 
 
+def test_a_file_too_large_for_cifar_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "test_batch"
+    with path.open("wb") as file:
+        file.truncate(cifar.MOST_BYTES + 1)
+    with pytest.raises(MixMatchError, match="too large for a CIFAR pickle"):
+        cifar._unpickled(path)
+
+
 @pytest.mark.parametrize("damage", ["empty", "cut", "label"])
 def test_damaged_binary(damage: str, tmp_path: Path) -> None:
     binary_files(tmp_path)
@@ -354,7 +360,7 @@ def test_real_cifar10() -> None:
         raw = np.concatenate([np.fromfile(REAL / f"{name}.bin", np.uint8).reshape(-1, 3073) for name in names])
         pixels = np.stack([raw[:, 1 + 1024 * channel :][:, :1024] for channel in range(3)], axis=-1)
         assert hashlib.sha256(pixels.tobytes()).hexdigest() == SHA256[title]
-        assert hashlib.sha256(part.images).hexdigest() == SHA256[title]
+        assert hashlib.sha256(part.inputs).hexdigest() == SHA256[title]
         np.testing.assert_array_equal(part.labels, raw[:, 0])
         assert np.bincount(part.labels).tolist() == [len(part) // 10] * 10
     assert (len(source.train), len(source.test)) == (50_000, 10_000)

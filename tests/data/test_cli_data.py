@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,14 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
-from mixmatch.cli.data import app
+from mixmatch.cli import app
 from mixmatch.errors import MixMatchError
 
-runner = CliRunner()
+
+def invoke(*arguments: str) -> Any:
+    """Run `mixmatch data ...` in this process."""
+    runner = CliRunner()
+    return runner.invoke(app, ["data", *arguments])
 
 
 @pytest.fixture
@@ -29,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_list(folder: Path) -> None:
-    result = runner.invoke(app, ["list", "--data-dir", str(folder)])
+    result = invoke("list", "--data-dir", str(folder))
     assert result.exit_code == 0
     lines = {line.split()[0]: line for line in result.stdout.splitlines() if line.split()}
     for name, words in {
@@ -44,7 +49,7 @@ def test_list(folder: Path) -> None:
 
 def test_list_json(folder: Path) -> None:
     (folder / "train_32x32.mat").touch()
-    result = runner.invoke(app, ["list", "--data-dir", str(folder), "--json"])
+    result = invoke("list", "--data-dir", str(folder), "--json")
     rows = {row["name"]: row for row in json.loads(result.stdout)["data_sets"]}
     assert rows["cifar100"]["complete"]
     assert rows["cifar100"]["missing"] == []
@@ -54,7 +59,7 @@ def test_list_json(folder: Path) -> None:
 
 
 def test_check_json(folder: Path) -> None:
-    result = runner.invoke(app, ["check", "cifar100", "--data-dir", str(folder), "--no-download", "--json"])
+    result = invoke("check", "cifar100", "--data-dir", str(folder), "--no-download", "--json")
     assert result.exit_code == 0
     report = json.loads(result.stdout)
     content = (folder / "cifar-100-binary/train.bin").read_bytes()
@@ -74,12 +79,12 @@ def test_check_json(folder: Path) -> None:
 
 
 def test_options_for_own_data_are_refused_for_others(tmp_path: Path) -> None:
-    result = runner.invoke(app, ["check", "digits", "--data-dir", str(tmp_path), "--label-column", "y"])
-    assert str(result.exception) == "--label-column is for your own data, not for 'digits'"
+    result = invoke("check", "digits", "--data-dir", str(tmp_path), "--label-column", "y")
+    assert str(result.exception) == "label_column= is for your own data, not for 'digits'"
 
 
 def test_check_digits(tmp_path: Path) -> None:
-    result = runner.invoke(app, ["check", "digits", "--data-dir", str(tmp_path)])
+    result = invoke("check", "digits", "--data-dir", str(tmp_path))
     assert result.exit_code == 0
     pixels = np.rint(load_digits().data[:1297] * 255 / 16).astype(np.uint8)
     assert f"pixel sha256 of train: {hashlib.sha256(pixels.tobytes()).hexdigest()}" in result.stdout
@@ -96,7 +101,7 @@ def test_check_digits(tmp_path: Path) -> None:
     ],
 )
 def test_errors_are_left_to_the_main_program(arguments: list[str], why: str, folder: Path) -> None:
-    result = runner.invoke(app, [*arguments, "--data-dir", str(folder)])
+    result = invoke(*arguments, "--data-dir", str(folder))
     assert result.exit_code != 0
     assert isinstance(result.exception, MixMatchError)
     assert why in str(result.exception)
@@ -105,7 +110,7 @@ def test_errors_are_left_to_the_main_program(arguments: list[str], why: str, fol
 
 @pytest.mark.parametrize("arguments", [["--help"], ["list", "--help"], ["check", "--help"]])
 def test_help_has_examples(arguments: list[str]) -> None:
-    result = runner.invoke(app, arguments)
+    result = invoke(*arguments)
     assert result.exit_code == 0
     assert "mixmatch data" in result.stdout
 
@@ -118,12 +123,12 @@ def test_own_data_is_looked_over_before_training(tmp_path: Path) -> None:
         for i in range(count):
             Image.fromarray(rng.integers(0, 256, (40, 40, 3), np.uint8)).save(tmp_path / name / f"{i}.png")
     (tmp_path / "unlabeled" / "bad.png").write_bytes(b"no image")
-    result = runner.invoke(app, ["check", str(tmp_path), "--no-trial", "--json"])
+    result = invoke("check", str(tmp_path), "--no-trial", "--json")
     assert result.exit_code == 0
     found = {finding["kind"]: finding for finding in json.loads(result.stdout)["findings"]}
     assert found["few-labels"]["files"] == ["dog/0.png", "dog/1.png", "dog/2.png"]
     assert "8 labeled images of 2 classes" in found["counts"]["message"]
     assert any("bad.png" in finding["message"] for finding in found.values())
-    result = runner.invoke(app, ["check", str(tmp_path), "--no-trial", "--strict"])
+    result = invoke("check", str(tmp_path), "--no-trial", "--strict")
     assert result.exit_code == 1
     assert "label at least 4 of each class" in result.stdout

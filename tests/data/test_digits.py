@@ -16,7 +16,7 @@ def test_digits(tmp_path: Path) -> None:
     source = load("digits", tmp_path / "nothing", download=False)
     bunch = load_digits()
     expected = [[round(value * 255 / 16) for value in row] for row in bunch.data]
-    pixels = np.concatenate([source.train.images, source.test.images])
+    pixels = np.concatenate([source.train.inputs, source.test.inputs])
     assert pixels.dtype == np.uint8
     assert pixels.shape == (1797, 8, 8, 1)
     assert pixels.reshape(1797, 64).tolist() == expected
@@ -39,6 +39,6 @@ def test_sources_tell_what_is_published() -> None:
     assert counts["svhn-extra"] == (73_257 + 531_131, 0, 26_032)
     assert counts["stl10"] == (5_000, 100_000, 8_000)
     for name, info in SOURCES.items():
-        assert bool(info.files) == bool(info.download_mb) == (name != "digits")
+        assert bool(info.layouts[0]) == bool(info.download_mb) == (name != "digits")
         assert all(file.md5 or file.optional for layout in info.layouts for file in layout)
         assert all(len(file.md5 or "0" * 32) == 32 for layout in info.layouts for file in layout)

@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mixmatch.data.cache import cache_folder, decoded
+from mixmatch.data.cache import cache_folder, cached_array
 from mixmatch.data.published import files
-from mixmatch.data.published.files import Archive, Published, choose, data_folder, fetch, inspect
+from mixmatch.data.published.files import Archive, Published, choose, data_folder, fetch, verify
 from mixmatch.errors import MixMatchError
 from mixmatch.storage import temporary
 
@@ -316,14 +316,14 @@ def test_md5_is_remembered_until_the_file_changes(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(files, "_hash", lambda path: hashed.append(path) or honest(path))
     file = Published("a.bin", md5(CONTENT), "")
     for _ in range(3):
-        assert inspect([file], folder)[0].text == "as published"
+        assert verify([file], folder)[0].text == "as published"
     assert hashed == [path]
     path.write_bytes(CONTENT[::-1])
     os.utime(path, ns=(0, 1))
-    assert inspect([file], folder)[0].text == "differs"
+    assert verify([file], folder)[0].text == "differs"
     assert hashed == [path, path]
     (folder / ".mixmatch-cache/md5.json").write_text("{broken")
-    assert inspect([file], folder)[0].text == "differs"
+    assert verify([file], folder)[0].text == "differs"
 
 
 def test_choice_of_layout(folder: Path) -> None:
@@ -351,8 +351,8 @@ def test_decoded_once_and_again_when_a_file_changes(folder: Path) -> None:
     folder.mkdir()
     source = folder / "a.bin"
     source.write_bytes(b"1")
-    first = decoded(folder, "set-train", [source], (5, 2, 2, 3), [rows(0, 3), rows(36, 2)])
-    other = decoded(folder, "set", [source], (1, 2, 2, 3), [rows(0, 1)])
+    first = cached_array(folder, "set-train", [source], (5, 2, 2, 3), [rows(0, 3), rows(36, 2)])
+    other = cached_array(folder, "set", [source], (1, 2, 2, 3), [rows(0, 1)])
     assert isinstance(first, np.memmap)
     assert not first.flags.writeable
     np.testing.assert_array_equal(first, rows(0, 5))
@@ -361,11 +361,11 @@ def test_decoded_once_and_again_when_a_file_changes(folder: Path) -> None:
         raise AssertionError("decoded again")
         yield
 
-    again = decoded(folder, "set-train", [source], (5, 2, 2, 3), never())
+    again = cached_array(folder, "set-train", [source], (5, 2, 2, 3), never())
     np.testing.assert_array_equal(again, first)
 
     source.write_bytes(b"12")
-    changed = decoded(folder, "set-train", [source], (4, 2, 2, 3), [rows(7, 4)])
+    changed = cached_array(folder, "set-train", [source], (4, 2, 2, 3), [rows(7, 4)])
     np.testing.assert_array_equal(changed, rows(7, 4))
     np.testing.assert_array_equal(first, rows(0, 5))
     np.testing.assert_array_equal(other, rows(0, 1))
@@ -377,12 +377,12 @@ def test_a_damaged_cache_is_decoded_again(folder: Path) -> None:
     folder.mkdir()
     source = folder / "a.bin"
     source.write_bytes(b"1")
-    decoded(folder, "set", [source], (5, 2, 2, 3), [rows(0, 5)])
+    cached_array(folder, "set", [source], (5, 2, 2, 3), [rows(0, 5)])
     [path] = (folder / ".mixmatch-cache").glob("*.npy")
     for content in (b"", path.read_bytes()[:150], b"junk" * 100):
         path.unlink()
         path.write_bytes(content)
-        np.testing.assert_array_equal(decoded(folder, "set", [source], (5, 2, 2, 3), [rows(0, 5)]), rows(0, 5))
+        np.testing.assert_array_equal(cached_array(folder, "set", [source], (5, 2, 2, 3), [rows(0, 5)]), rows(0, 5))
 
 
 def test_cache_of_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,7 +392,7 @@ def test_cache_of_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: p
         folder.mkdir()
         (folder / "a.bin").write_bytes(b"1")
         (folder / ".mixmatch-cache").write_text("a file where the folder would be")
-        array = decoded(folder, "set", [folder / "a.bin"], (1, 2, 2, 3), [rows(number, 1)])
+        array = cached_array(folder, "set", [folder / "a.bin"], (1, 2, 2, 3), [rows(number, 1)])
         np.testing.assert_array_equal(array, rows(number, 1))
         assert cache_folder(folder).is_relative_to(tmp_path / "home/mixmatch/decoded")
     assert len(list((tmp_path / "home").rglob("*.npy"))) == 2
@@ -403,7 +403,7 @@ def test_decoding_to_a_full_disk(folder: Path) -> None:
     (folder / "a.bin").write_bytes(b"1")
     big = np.zeros((1000, 32, 32, 3), np.uint8)
     with largest_file(1_000_000), pytest.raises(MixMatchError) as error:
-        decoded(folder, "set", [folder / "a.bin"], (2000, 32, 32, 3), [big, big])
+        cached_array(folder, "set", [folder / "a.bin"], (2000, 32, 32, 3), [big, big])
     one_line(error, folder, "free some space", "6 MB")
     assert list((folder / ".mixmatch-cache").iterdir()) == []
 
@@ -417,7 +417,7 @@ def test_an_error_while_decoding_leaves_nothing(folder: Path) -> None:
         raise MixMatchError("damaged")
 
     with pytest.raises(MixMatchError, match="damaged"):
-        decoded(folder, "set", [folder / "a.bin"], (2, 2, 2, 3), fails())
+        cached_array(folder, "set", [folder / "a.bin"], (2, 2, 2, 3), fails())
     assert list((folder / ".mixmatch-cache").iterdir()) == []
 
 
@@ -426,13 +426,13 @@ def test_two_processes_decode_at_once(folder: Path) -> None:
     (folder / "a.bin").write_bytes(b"1")
     program = """if True:
         import sys, time, pathlib, hashlib, numpy as np
-        from mixmatch.data.cache import decoded
+        from mixmatch.data.cache import cached_array
         folder = pathlib.Path(sys.argv[1])
         def pieces():
             for i in range(20):
                 time.sleep(0.02)
                 yield np.full((10, 8, 8, 3), i, np.uint8)
-        print(hashlib.sha256(decoded(folder, "set", [folder / "a.bin"], (200, 8, 8, 3), pieces())).hexdigest())
+        print(hashlib.sha256(cached_array(folder, "set", [folder / "a.bin"], (200, 8, 8, 3), pieces())).hexdigest())
     """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", program, str(folder)]

@@ -19,10 +19,11 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from mixmatch.data.source import UNKNOWN
-from mixmatch.data.user import folder as folder_module
-from mixmatch.data.user.folder import IMAGE_SIZES, Header, default_size, in_order, read_folder
-from mixmatch.data.user.images import find_images, read_image
-from mixmatch.data.user.rows import Finding, UserImages
+from mixmatch.data.user import images as images_module
+from mixmatch.data.user.folder import read_folder
+from mixmatch.data.user.images import Header, decode_image, default_size, find_images, parallel_map
+from mixmatch.data.user.reading import IMAGE_SIZES
+from mixmatch.data.user.rows import Finding, UserData
 from mixmatch.errors import MixMatchError
 
 DIGITS = np.rint(load_digits().images * (255 / 16)).astype(np.uint8)
@@ -39,8 +40,8 @@ def blank(path: Path, value: int, size: tuple[int, int] = (40, 40)) -> Path:
     return save(path, np.full(size[::-1], value))
 
 
-def kinds(own: UserImages) -> dict[str, Finding]:
-    return {finding.kind: finding for finding in own.findings}
+def kinds(user: UserData) -> dict[str, Finding]:
+    return {finding.kind: finding for finding in user.findings}
 
 
 @pytest.fixture
@@ -56,34 +57,34 @@ def pets(tmp_path: Path) -> Path:
 
 
 def test_layout(pets: Path) -> None:
-    own = read_folder(pets)
-    assert (own.name, own.classes) == ("pets", ("cat", "dog"))
-    assert own.files == (
+    user = read_folder(pets)
+    assert (user.name, user.classes) == ("pets", ("cat", "dog"))
+    assert user.files == (
         "cat/a.png", "cat/deep/b.png", "dog/a.png", "dog/b.bmp", "unlabeled/1.png", "unlabeled/x/2.png",
         "unlabeled/x/y/3.png", "test/cat/t.png", "test/dog/t.png",
     )  # fmt: skip
-    assert own.labels.tolist() == [0, 0, 1, 1, UNKNOWN, UNKNOWN, UNKNOWN, 0, 1]
-    assert own.labels.dtype == np.int64
-    assert own.part == ("train",) * 7 + ("test",) * 2
-    assert own.images.shape == (9, 32, 32, 1)
-    assert isinstance(own.images, np.memmap)
-    for row, image in enumerate(own.images):
+    assert user.labels.tolist() == [0, 0, 1, 1, UNKNOWN, UNKNOWN, UNKNOWN, 0, 1]
+    assert user.labels.dtype == np.int64
+    assert user.part == ("train",) * 7 + ("test",) * 2
+    assert user.inputs.shape == (9, 32, 32, 1)
+    assert isinstance(user.inputs, np.memmap)
+    for row, image in enumerate(user.inputs):
         assert (image == 10 * row).all()
-    assert own.findings == ()
-    assert (len(own.train), len(own.test)) == (7, 2)
-    assert isinstance(own.train.images, np.memmap)
-    assert own.sizes is not None
-    assert own.sizes.tolist() == [[40, 40]] * 9
-    assert own.modes == ("L",) * 9
+    assert user.findings == ()
+    assert (len(user.train), len(user.test)) == (7, 2)
+    assert isinstance(user.train.inputs, np.memmap)
+    assert user.sizes is not None
+    assert user.sizes.tolist() == [[40, 40]] * 9
+    assert user.modes == ("L",) * 9
 
 
 def test_names_with_spaces_and_unicode(tmp_path: Path) -> None:
     for name in ["red fox", "猫", "Ångström's"]:
         blank(tmp_path / name / "ein bild.png", 1)
     blank(tmp_path / "unlabeled" / "ü.png", 1)
-    own = read_folder(tmp_path)
-    assert own.classes == ("red fox", "Ångström's", "猫")
-    assert own.files[0] == "red fox/ein bild.png"
+    user = read_folder(tmp_path)
+    assert user.classes == ("red fox", "Ångström's", "猫")
+    assert user.files[0] == "red fox/ein bild.png"
 
 
 # ------------------------------------------------------------------------------------------------ formats and modes
@@ -96,9 +97,9 @@ def test_formats(suffix: str, tmp_path: Path) -> None:
     pixels = np.stack([gray] * 3, axis=-1) if suffix == "webp" else gray
     path = save(tmp_path / f"a/1.{suffix}", pixels, **lossless)
     blank(tmp_path / "b/1.png", 0)
-    own = read_folder(tmp_path, image_size=32, channels=1)
+    user = read_folder(tmp_path, image_size=32, channels=1)
     assert path.is_file()
-    assert np.abs(own.images[0].astype(int) - 200).max() <= 1
+    assert np.abs(user.inputs[0].astype(int) - 200).max() <= 1
 
 
 def test_modes(tmp_path: Path) -> None:
@@ -119,9 +120,9 @@ def test_modes(tmp_path: Path) -> None:
     palette.save(where / "see-through.png", transparency=1)
     Image.new("CMYK", (32, 32), (0, 0, 0, 255)).save(where / "cmyk.jpg")
     blank(tmp_path / "b/1.png", 0)
-    own = read_folder(tmp_path, image_size=32)
-    colors = {Path(file).name: image[0, 0].tolist() for file, image in zip(own.files, own.images, strict=True)}
-    assert own.images.shape[-1] == 3
+    user = read_folder(tmp_path, image_size=32)
+    colors = {Path(file).name: image[0, 0].tolist() for file, image in zip(user.files, user.inputs, strict=True)}
+    assert user.inputs.shape[-1] == 3
     assert colors["rgba.png"] == [153, 153, 153]
     assert colors["la.png"] == [153, 153, 153]
     assert colors["16bit.png"] == colors["16bit.tif"] == [0xAB] * 3
@@ -130,7 +131,7 @@ def test_modes(tmp_path: Path) -> None:
     assert colors["palette.png"] == [10, 200, 30]
     assert colors["see-through.png"] == [255] * 3
     assert max(colors["cmyk.jpg"]) <= 2
-    assert set(own.modes) == {"RGBA", "LA", "I;16", "F", "1", "P", "CMYK", "L"}
+    assert set(user.modes) == {"RGBA", "LA", "I;16", "F", "1", "P", "CMYK", "L"}
 
 
 def test_only_gray_images_have_one_channel(tmp_path: Path) -> None:
@@ -140,12 +141,12 @@ def test_only_gray_images_have_one_channel(tmp_path: Path) -> None:
     gray_palette.save(tmp_path / "a/1.png")
     Image.fromarray(np.full((32, 32), 0x4D00, np.uint16)).save(tmp_path / "a/2.png")
     blank(tmp_path / "b/1.png", 77)
-    own = read_folder(tmp_path)
-    assert own.images.shape == (3, 32, 32, 1)
-    assert (own.images == 77).all()
+    user = read_folder(tmp_path)
+    assert user.inputs.shape == (3, 32, 32, 1)
+    assert (user.inputs == 77).all()
     save(tmp_path / "unlabeled/1.png", np.full((32, 32, 3), 77))
-    assert read_folder(tmp_path).images.shape == (4, 32, 32, 3)
-    assert read_folder(tmp_path, channels=1).images.shape == (4, 32, 32, 1)
+    assert read_folder(tmp_path).inputs.shape == (4, 32, 32, 3)
+    assert read_folder(tmp_path, channels=1).inputs.shape == (4, 32, 32, 1)
 
 
 def test_exif_orientation(tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_exif_orientation(tmp_path: Path) -> None:
     save(tmp_path / "a/1.jpg", pixels, exif=exif, quality=95)
     save(tmp_path / "a/2.png", pixels, exif=exif)
     blank(tmp_path / "b/1.png", 0)
-    for image in read_folder(tmp_path, image_size=32).images[:2].astype(int):
+    for image in read_folder(tmp_path, image_size=32).inputs[:2].astype(int):
         assert image[:14].min() > 240
         assert image[18:].max() < 15
 
@@ -168,7 +169,7 @@ def test_first_frame(tmp_path: Path) -> None:
     for name in ("1.gif", "2.tif", "3.webp"):
         frames[0].save(tmp_path / "a" / name, save_all=True, append_images=frames[1:])
     blank(tmp_path / "b/1.png", 0)
-    images = read_folder(tmp_path, image_size=32, channels=1).images[:3].astype(int)
+    images = read_folder(tmp_path, image_size=32, channels=1).inputs[:3].astype(int)
     assert np.abs(images - 50).max() <= 2
 
 
@@ -180,11 +181,11 @@ def test_resized_whole_and_antialiased(tmp_path: Path) -> None:
     wide[:, 300:] = 255
     save(tmp_path / "a/wide.png", wide)
     blank(tmp_path / "b/pixel.png", 9, (1, 1))
-    own = read_folder(tmp_path, image_size=64)
-    assert np.abs(own.images[0, 4:-4, 4:-4].astype(int) - 127.5).max() < 2
-    assert own.images[1, :, :44].max() <= 20
-    assert own.images[1, :, 52:].min() >= 235
-    assert (own.images[2] == 9).all()
+    user = read_folder(tmp_path, image_size=64)
+    assert np.abs(user.inputs[0, 4:-4, 4:-4].astype(int) - 127.5).max() < 2
+    assert user.inputs[1, :, :44].max() <= 20
+    assert user.inputs[1, :, 52:].min() >= 235
+    assert (user.inputs[2] == 9).all()
 
 
 @pytest.mark.parametrize(("width", "height"), [(1600, 1200), (300, 200)])
@@ -194,7 +195,7 @@ def test_drafted_jpeg_is_close_to_plain_pillow(width: int, height: int, tmp_path
     photo = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
     path = tmp_path / "photo.jpg"
     photo.save(path, quality=92)
-    drafted = read_image(path, (3, 64, 64)).astype(int)
+    drafted = decode_image(path, 64, 64, 3)[0].astype(int)
     with Image.open(path) as image:
         plain = np.asarray(image.resize((64, 64), Image.Resampling.BICUBIC), int)
     assert np.abs(drafted - plain).mean() < 1.5
@@ -206,11 +207,11 @@ def test_digits_in_mixed_sizes(tmp_path: Path) -> None:
         first = DIGITS[np.flatnonzero(digit == LABELS)[0]]
         for factor, suffix in ((4, "png"), (8, "bmp"), (16, "tiff")):
             save(tmp_path / f"{digit}/{factor}.{suffix}", np.kron(first, np.ones((factor, factor))))
-    own = read_folder(tmp_path)
-    assert own.images.shape[1:] == (64, 64, 1)
+    user = read_folder(tmp_path)
+    assert user.inputs.shape[1:] == (64, 64, 1)
     for start in (0, 3):
-        means = own.images[start : start + 3, ..., 0].reshape(3, 8, 8, 8, 8).mean(axis=(2, 4))
-        digit = DIGITS[np.flatnonzero(own.labels[start] == LABELS)[0]]
+        means = user.inputs[start : start + 3, ..., 0].reshape(3, 8, 8, 8, 8).mean(axis=(2, 4))
+        digit = DIGITS[np.flatnonzero(user.labels[start] == LABELS)[0]]
         assert np.abs(means - digit).max() < 16
         assert np.abs(means[0] - means).max() < 16
 
@@ -256,30 +257,29 @@ def test_damaged_files_are_named_and_left_out(pets: Path, recwarn: pytest.Warnin
     save(pets / "unlabeled/half.jpg", np.random.default_rng(0).integers(0, 256, (200, 200, 3)))
     half = (pets / "unlabeled/half.jpg").read_bytes()
     (pets / "unlabeled/half.jpg").write_bytes(half[: len(half) // 2])
-    own = read_folder(pets)
-    assert len(own) == 9
-    assert [int(image.mean()) for image in own.images] == list(range(0, 90, 10))
-    finding = kinds(own)["unreadable"]
+    user = read_folder(pets)
+    assert len(user) == 9
+    assert [int(image.mean()) for image in user.inputs] == list(range(0, 90, 10))
+    finding = kinds(user)["unreadable"]
     assert set(finding.files) == {"cat/cut.png", "cat/empty.jpg", "unlabeled/text.jpg", "unlabeled/half.jpg"}
     assert finding.severity == "warning"
     assert finding.advice
     assert "4 images" in finding.message
-    assert read_folder(pets).findings == own.findings  # and the cache remembers them
+    assert read_folder(pets).findings == user.findings  # and the cache remembers them
     assert not recwarn.list
 
 
 @pytest.mark.parametrize(("width", "height"), [(10_001, 10_000), (100_000, 100_000)])
 def test_decompression_bomb(width: int, height: int, pets: Path, recwarn: pytest.WarningsRecorder) -> None:
     (pets / "dog/bomb.png").write_bytes(png_of(width, height))
-    own = read_folder(pets)
-    finding = kinds(own)["too-large"]
+    user = read_folder(pets)
+    finding = kinds(user)["too-large"]
     assert finding.files == ("dog/bomb.png",)
     assert "dog/bomb.png" in finding.message
     assert "bomb" in finding.message
-    assert "dog/bomb.png" not in own.files
+    assert "dog/bomb.png" not in user.files
     assert not recwarn.list
-    with pytest.raises(MixMatchError, match=r"cannot read .*bomb\.png"):
-        read_image(pets / "dog/bomb.png", (3, 32, 32))
+    assert kinds(read_folder(pets))["too-large"] == finding  # and the cache remembers it
 
 
 def test_other_files(pets: Path) -> None:
@@ -291,9 +291,9 @@ def test_other_files(pets: Path) -> None:
     blank(pets / "stray.png", 1)
     blank(pets / "test/stray.png", 1)
     (pets / "mouse").mkdir()
-    own = read_folder(pets)
-    found = kinds(own)
-    assert len(own) == 9
+    user = read_folder(pets)
+    found = kinds(user)
+    assert len(user) == 9
     assert found.pop("not-images").files == ("cat/notes.txt",)
     assert found.pop("format").files == ("cat/phone.HEIC",)
     assert found.pop("stray").files == ("stray.png", "test/stray.png")
@@ -303,10 +303,10 @@ def test_other_files(pets: Path) -> None:
 
 def test_lookalike_folder_names(pets: Path) -> None:
     (pets / "unlabeled").rename(pets / "Unlabelled")
-    own = read_folder(pets)
-    assert own.classes == ("Unlabelled", "cat", "dog")
-    assert "'Unlabelled' is taken for a class" in kinds(own)["class-name"].message
-    assert kinds(own)["no-unlabeled"].severity == "warning"
+    user = read_folder(pets)
+    assert user.classes == ("Unlabelled", "cat", "dog")
+    assert "'Unlabelled' is taken for a class" in kinds(user)["class-name"].message
+    assert kinds(user)["no-unlabeled"].severity == "warning"
 
 
 def test_symlinks(pets: Path, tmp_path: Path) -> None:
@@ -319,14 +319,14 @@ def test_symlinks(pets: Path, tmp_path: Path) -> None:
     (pets / "unlabeled/gone.png").symlink_to("nowhere.png")
     (pets / "unlabeled/round.png").symlink_to("round.png")
     (pets / "dog/linked.png").symlink_to(pets / "dog/a.png")
-    own = read_folder(pets)
-    assert own.classes == ("cat", "dog")
-    assert len(own) == 11
-    assert "unlabeled/more/e.png" in own.files
-    assert "dog/linked.png" in own.files
-    assert set(kinds(own)["link"].files) == {"aardvark", "cat/loop", "cat/self"}
-    assert kinds(own)["link"].severity == "info"
-    assert set(kinds(own)["unreadable-folder"].files) == {"unlabeled/gone.png", "unlabeled/round.png"}
+    user = read_folder(pets)
+    assert user.classes == ("cat", "dog")
+    assert len(user) == 11
+    assert "unlabeled/more/e.png" in user.files
+    assert "dog/linked.png" in user.files
+    assert set(kinds(user)["link"].files) == {"aardvark", "cat/loop", "cat/self"}
+    assert kinds(user)["link"].severity == "info"
+    assert set(kinds(user)["unreadable-folder"].files) == {"unlabeled/gone.png", "unlabeled/round.png"}
 
 
 @pytest.fixture
@@ -340,16 +340,16 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
                 raise PermissionError(errno.EACCES, "Permission denied", str(path))
             return scandir(path)
 
-        monkeypatch.setattr(folder_module.os, "scandir", refusing)
+        monkeypatch.setattr(os, "scandir", refusing)
 
     return refuse
 
 
 def test_unreadable_folder(pets: Path, refuse: Callable[[Path], None]) -> None:
     refuse(pets / "unlabeled/x")
-    own = read_folder(pets)
-    assert len(own) == 7
-    finding = kinds(own)["unreadable-folder"]
+    user = read_folder(pets)
+    assert len(user) == 7
+    finding = kinds(user)["unreadable-folder"]
     assert finding.files == ("unlabeled/x",)
     assert "unlabeled/x (Permission denied)" in finding.message
 
@@ -380,25 +380,25 @@ def test_images_to_predict_in_an_unreadable_folder(pets: Path, refuse: Callable[
 def test_test_classes_that_training_lacks(pets: Path) -> None:
     blank(pets / "test/cta/a.png", 1)
     blank(pets / "test/bird/a.png", 1)
-    own = read_folder(pets)
-    finding = kinds(own)["unknown-class"]
+    user = read_folder(pets)
+    finding = kinds(user)["unknown-class"]
     assert finding.severity == "error"
     assert set(finding.files) == {"test/bird/a.png", "test/cta/a.png"}
-    assert own.classes == ("cat", "dog")
-    assert own.files[7:] == ("test/cat/t.png", "test/dog/t.png")
-    assert isinstance(own.images, np.memmap)
-    assert [int(image.mean()) for image in own.images] == list(range(0, 90, 10))
+    assert user.classes == ("cat", "dog")
+    assert user.files[7:] == ("test/cat/t.png", "test/dog/t.png")
+    assert isinstance(user.inputs, np.memmap)
+    assert [int(image.mean()) for image in user.inputs] == list(range(0, 90, 10))
 
 
 def test_class_of_damaged_images(pets: Path) -> None:
     (pets / "ant").mkdir()
     (pets / "ant/a.png").write_text("?")
     blank(pets / "test/ant/t.png", 33)
-    own = read_folder(pets)
-    assert own.classes == ("cat", "dog")
-    assert "ant" in kinds(own)["empty-class"].message
-    assert kinds(own)["unknown-class"].files == ("test/ant/t.png",)
-    assert [int(image.mean()) for image in own.images] == list(range(0, 90, 10))
+    user = read_folder(pets)
+    assert user.classes == ("cat", "dog")
+    assert "ant" in kinds(user)["empty-class"].message
+    assert kinds(user)["unknown-class"].files == ("test/ant/t.png",)
+    assert [int(image.mean()) for image in user.inputs] == list(range(0, 90, 10))
 
 
 # ----------------------------------------------------------------------------------------------------------- errors
@@ -434,9 +434,9 @@ def test_all_unlabeled(tmp_path: Path) -> None:
 def test_no_unlabeled(tmp_path: Path) -> None:
     blank(tmp_path / "cat/a.png", 1)
     blank(tmp_path / "dog/a.png", 1)
-    own = read_folder(tmp_path)
-    assert [finding.kind for finding in own.findings] == ["no-unlabeled"]
-    assert own.findings[0].severity == "warning"
+    user = read_folder(tmp_path)
+    assert [finding.kind for finding in user.findings] == ["no-unlabeled"]
+    assert user.findings[0].severity == "warning"
 
 
 def test_nothing_readable(tmp_path: Path) -> None:
@@ -458,7 +458,7 @@ def test_full_disk(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(folder_module, "_write", full)
+    monkeypatch.setattr(images_module, "write_rows", full)
     with pytest.raises(MixMatchError, match=r"cannot keep the 9 decoded images in .*: No space left on device"):
         read_folder(pets)
 
@@ -481,13 +481,13 @@ def csv_file(tree: Path, text: str) -> Path:
 
 def test_labels_file(tree: Path) -> None:
     labels = csv_file(tree, "file,label,part\n1.png,red fox,\n./2.png,猫,train\nsub\\3.png,,\nsub/é.png,猫,test\n")
-    own = read_folder(tree, labels_file=labels)
-    assert own.classes == ("red fox", "猫")
-    assert own.files == ("1.png", "2.png", "5.png", "sub/3.png", "sub/é.png")
-    assert own.labels.tolist() == [0, 1, UNKNOWN, UNKNOWN, 1]
-    assert own.part == ("train",) * 4 + ("test",)
-    assert [int(image.mean()) for image in own.images] == [0, 10, 40, 20, 30]
-    assert kinds(own)["unnamed"].files == ("5.png",)
+    user = read_folder(tree, labels_file=labels)
+    assert user.classes == ("red fox", "猫")
+    assert user.files == ("1.png", "2.png", "5.png", "sub/3.png", "sub/é.png")
+    assert user.labels.tolist() == [0, 1, UNKNOWN, UNKNOWN, 1]
+    assert user.part == ("train",) * 4 + ("test",)
+    assert [int(image.mean()) for image in user.inputs] == [0, 10, 40, 20, 30]
+    assert kinds(user)["unnamed"].files == ("5.png",)
 
 
 def test_labels_file_as_other_programs_write_it(tree: Path) -> None:
@@ -496,16 +496,16 @@ def test_labels_file_as_other_programs_write_it(tree: Path) -> None:
     accent = unicodedata.normalize("NFD", "é")
     assert len(accent) == 2
     rows = f"file;label\n{tree / '1.png'};a\n2.png;b\nsub/{accent}.png;b\nfive;a\n"
-    own = read_folder(tree, labels_file=csv_file(tree, "\ufeff" + rows))
-    assert own.files == ("1.png", "five", "2.png", "sub/é.png", "sub/3.png")
-    assert own.labels.tolist() == [0, 0, 1, 1, UNKNOWN]
+    user = read_folder(tree, labels_file=csv_file(tree, "\ufeff" + rows))
+    assert user.files == ("1.png", "five", "2.png", "sub/é.png", "sub/3.png")
+    assert user.labels.tolist() == [0, 0, 1, 1, UNKNOWN]
 
 
 def test_repeated_lines(tree: Path) -> None:
-    own = read_folder(tree, labels_file=csv_file(tree, "file,label\n1.png,a\n2.png,b\n1.png,a\n"))
-    assert kinds(own)["repeated-line"].files == ("1.png",)
-    assert "labels.csv repeats an earlier one" in kinds(own)["repeated-line"].message
-    assert len(own) == 5
+    user = read_folder(tree, labels_file=csv_file(tree, "file,label\n1.png,a\n2.png,b\n1.png,a\n"))
+    assert kinds(user)["repeated-line"].files == ("1.png",)
+    assert "labels.csv repeats an earlier one" in kinds(user)["repeated-line"].message
+    assert len(user) == 5
 
 
 @pytest.mark.parametrize(
@@ -550,9 +550,9 @@ def cached(root: Path) -> list[Path]:
 def decodings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that are decoded from now on."""
     names: list[str] = []
-    decode = folder_module.decode
+    decode_image = images_module.decode_image
     monkeypatch.setattr(
-        folder_module, "decode", lambda path, *a, **k: (names.append(path.name), decode(path, *a, **k))[1]
+        images_module, "decode_image", lambda path, *a, **k: (names.append(path.name), decode_image(path, *a, **k))[1]
     )
     return names
 
@@ -566,7 +566,7 @@ def test_second_start_decodes_nothing(pets: Path, decodings: list[str]) -> None:
     after = path.stat()
     assert len(decodings) == 9
     assert (after.st_mtime_ns, after.st_ino) == (before.st_mtime_ns, before.st_ino)
-    np.testing.assert_array_equal(first.images, second.images)
+    np.testing.assert_array_equal(first.inputs, second.inputs)
     assert (first.files, first.modes, first.findings) == (second.files, second.modes, second.findings)
 
 
@@ -578,7 +578,7 @@ def test_only_what_is_new_is_decoded(pets: Path, decodings: list[str]) -> None:
     blank(pets / "dog/a.png", 123, (41, 41))
     (pets / "unlabeled/1.png").rename(pets / "cat/moved.png")
     (pets / "dog/b.bmp").unlink()
-    own = read_folder(pets)
+    user = read_folder(pets)
     assert sorted(decodings) == ["a.png", "moved.png", "new.png"]
     expected = {
         "cat/a.png": 0,
@@ -591,14 +591,14 @@ def test_only_what_is_new_is_decoded(pets: Path, decodings: list[str]) -> None:
         "test/cat/t.png": 70,
         "test/dog/t.png": 80,
     }
-    assert dict(zip(own.files, (int(image.mean()) for image in own.images), strict=True)) == expected
+    assert dict(zip(user.files, (int(image.mean()) for image in user.inputs), strict=True)) == expected
     assert len(cached(pets)) == 1
     assert len(list((pets / ".mixmatch-cache").iterdir())) == 2
 
 
 def test_sizes_do_not_evict_each_other(pets: Path, tmp_path: Path, decodings: list[str]) -> None:
     for size in (32, 48, 32, 48):
-        assert read_folder(pets, image_size=size, cache_dir=tmp_path / "cache").images.shape[1] == size
+        assert read_folder(pets, image_size=size, cache_dir=tmp_path / "cache").inputs.shape[1] == size
     assert len(decodings) == 18
     assert not (pets / ".mixmatch-cache").exists()
 
@@ -606,9 +606,9 @@ def test_sizes_do_not_evict_each_other(pets: Path, tmp_path: Path, decodings: li
 @pytest.mark.parametrize("damage", [b"", b"\x93NUMPY", b"x" * 5000])
 @pytest.mark.parametrize("suffix", [".npy", ".json"])
 def test_damaged_cache_is_made_again(damage: bytes, suffix: str, pets: Path) -> None:
-    expected = np.array(read_folder(pets).images)
+    expected = np.array(read_folder(pets).inputs)
     cached(pets)[0].with_suffix(suffix).write_bytes(damage)
-    np.testing.assert_array_equal(read_folder(pets).images, expected)
+    np.testing.assert_array_equal(read_folder(pets).inputs, expected)
 
 
 def test_progress_counts_every_file(pets: Path) -> None:
@@ -627,8 +627,8 @@ def test_an_interruption_leaves_nothing_behind(pets: Path) -> None:
     assert list((pets / ".mixmatch-cache").iterdir()) == []
 
 
-def test_in_order_keeps_the_order() -> None:
-    assert list(in_order(lambda n: n * n, range(1000))) == [n * n for n in range(1000)]
+def test_parallel_map_keeps_the_order() -> None:
+    assert list(parallel_map(lambda n: n * n, range(1000))) == [n * n for n in range(1000)]
 
 
 # ----------------------------------------------------------------------------------------------------------- memory
@@ -645,8 +645,8 @@ PROGRAM = """if True:
         global peak
         if done % 50 == 0:
             peak = max(peak, memory())
-    own = read_folder(sys.argv[1], image_size=192, progress=watch)
-    print(max(peak, memory()) - before, own.images.nbytes / 1e6, len(own))
+    user = read_folder(sys.argv[1], image_size=192, progress=watch)
+    print(max(peak, memory()) - before, user.inputs.nbytes / 1e6, len(user))
 """
 
 

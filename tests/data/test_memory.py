@@ -1,4 +1,8 @@
-"""Loading takes a little memory, however large the files: measured in a process of its own."""
+"""How much memory loading takes, measured in a process of its own.
+
+Plain binary files are read in pieces. A MATLAB file and a Python pickle are in memory once while they are decoded for
+the first time; SVHN's extra images, the largest such file, take 1.7 GB.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ import pytest
 from scipy.io import savemat
 
 MB = 80
-"""Megabytes of images; 1.5 times as much would be too much, and a quarter of it is enough."""
+"""Megabytes of images."""
 
 # The peak of this process's own memory (VmHWM): ru_maxrss would begin with that of the parent's, which is larger.
 PROGRAM = """if True:
@@ -24,7 +28,7 @@ PROGRAM = """if True:
         return int(re.search(r"VmHWM:\\s+(\\d+) kB", pathlib.Path("/proc/self/status").read_text())[1]) / 1000
     before = peak()
     source = load(sys.argv[1], sys.argv[2], download=False, warn=lambda _: None)
-    print(peak() - before, source.train.images.nbytes / 1e6, int(source.train.images[-1].sum()))
+    print(peak() - before, source.train.inputs.nbytes / 1e6, int(source.train.inputs[-1].sum()))
 """
 
 
@@ -86,11 +90,18 @@ def cifar100_binary(folder: Path) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="needs Linux's /proc to measure memory")
 @pytest.mark.parametrize(
-    "write",
-    [svhn_compressed, svhn_uncompressed, stl10, cifar100_python, cifar100_python_protocol_2, cifar100_binary],
-    ids=lambda write: write.__name__,
+    ("write", "most"),
+    [
+        (stl10, 0.5),
+        (cifar100_binary, 0.5),
+        (svhn_compressed, 1.25),
+        (svhn_uncompressed, 1.25),
+        (cifar100_python, 1.25),
+        (cifar100_python_protocol_2, 3.0),  # as Python 3 writes it, bytes as text; the published ones are of Python 2
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_peak(write: Callable[[Path], int], tmp_path: Path) -> None:
+def test_peak(write: Callable[[Path], int], most: float, tmp_path: Path) -> None:
     last = write(tmp_path)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", PROGRAM, write.__name__.split("_")[0], str(tmp_path)]
@@ -99,4 +110,4 @@ def test_peak(write: Callable[[Path], int], tmp_path: Path) -> None:
     print(f"{write.__name__}: {growth:.1f} MB for {size:.1f} MB of images")
     assert found == last
     assert size > 0.99 * MB
-    assert growth < MB / 2
+    assert growth < most * MB

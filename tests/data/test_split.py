@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixmatch.data.source import UNKNOWN, Images, Source
+from mixmatch.data.source import UNKNOWN, Rows, Source
 from mixmatch.data.split import Split, labeled_split, make_split
 from mixmatch.errors import MixMatchError
 
@@ -81,8 +81,8 @@ def make_source(labels: np.ndarray, classes: int | None = None, tests: int = 3, 
     return Source(
         name="toy",
         classes=tuple(f"class{c}" for c in range(classes)),
-        train=Images(np.zeros((len(labels), 2, 3, 1), np.uint8), labels),
-        test=Images(np.zeros((tests, 2, 3, 1), np.uint8), np.zeros(tests, np.int64)),
+        train=Rows(np.zeros((len(labels), 2, 3, 1), np.uint8), labels),
+        test=Rows(np.zeros((tests, 2, 3, 1), np.uint8), np.zeros(tests, np.int64)),
         **fields,
     )
 
@@ -358,6 +358,40 @@ def test_more_than_a_class_has_when_balanced():
         make_split(source, 9, seed=1)
     assert one_line(error)
     assert make_split(source, 6, seed=1).counts()["labeled"] == 6
+
+
+def test_published_sets_whose_file_is_missing():
+    """Of any source that says so: the name of the data set does not matter."""
+    source = make_source(shuffled_labels([10, 10, 10]), missing_folds=(12, "folds.txt"))
+    with pytest.raises(MixMatchError, match=r"the sets of 12 labels of toy are published in folds\.txt: put it"):
+        make_split(source, 12, seed=1)
+    assert len(make_split(source, 9, seed=1).labeled) == 9
+
+
+@pytest.mark.parametrize("valid", [0, 5])
+def test_labeled_images_among_the_unlabeled_ones(valid):
+    """As the FixMatch authors do; who is labeled and who is held out stays the same."""
+    source = make_source(shuffled_labels([10, 20, 30]))
+    rest, both = (make_split(source, 12, 3, valid, unlabeled) for unlabeled in ("rest", "all"))
+    assert both.labeled.tolist() == rest.labeled.tolist()
+    assert both.valid.tolist() == rest.valid.tolist()
+    assert both.unlabeled.tolist() == sorted([*rest.labeled, *rest.unlabeled])
+    assert not set(both.valid) & set(both.unlabeled)
+    assert both.counts() == {"labeled": 12, "unlabeled": 60 - valid, "valid": valid, "test": 3}
+    assert both.hash != rest.hash
+    assert rest.hash == make_split(source, 12, 3, valid).hash
+
+
+@pytest.mark.parametrize("labels", ["all", 60])
+def test_all_labeled_images_among_the_unlabeled_ones(labels):
+    split = make_split(make_source(shuffled_labels([10, 20, 30])), labels, 1, 5, "all")
+    assert split.valid.tolist() == [0, 1, 2, 3, 4]
+    assert split.unlabeled.tolist() == split.labeled.tolist() == list(range(5, 60))
+
+
+def test_another_unlabeled_set_than_rest_or_all():
+    with pytest.raises(MixMatchError, match="unlabeled='some' must be 'rest' or 'all'"):
+        make_split(make_source(shuffled_labels([10, 10])), 4, 1, unlabeled="some")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("labels", "valid"), [(6, 25), (6, -1), ("all", 31), ("all", -1), ("all", 30)])

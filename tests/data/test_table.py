@@ -14,8 +14,9 @@ from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import StandardScaler
 
 from mixmatch.data.source import UNKNOWN
-from mixmatch.data.user.rows import UserTable
-from mixmatch.data.user.table import Categorical, Encoding, Numeric, fit_categories, read_csv, read_rows, read_table
+from mixmatch.data.user.encoding import Categorical, Encoding, Numeric, fit_categories
+from mixmatch.data.user.rows import UserData
+from mixmatch.data.user.table import read_csv, read_rows, read_table
 from mixmatch.errors import MixMatchError
 
 PETS = """weight,color,note,label
@@ -34,24 +35,24 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def kinds(own: UserTable) -> dict[str, str]:
-    return {finding.kind: finding.message for finding in own.findings}
+def kinds(user: UserData) -> dict[str, str]:
+    return {finding.kind: finding.message for finding in user.findings}
 
 
 def test_by_hand(tmp_path: Path) -> None:
-    own = read_table(write(tmp_path, PETS))
-    assert own.classes == ("cat", "dog")
-    assert own.labels.tolist() == [0, 0, 1, 1, UNKNOWN, UNKNOWN]
-    assert own.files[0] == "line 2"
+    user = read_table(write(tmp_path, PETS))
+    assert user.classes == ("cat", "dog")
+    assert user.labels.tolist() == [0, 0, 1, 1, UNKNOWN, UNKNOWN]
+    assert user.files[0] == "line 2"
     weight = np.array([4, 8, 30, 10, 6, 8.0])  # the median of 4, 6, 10, 30 is 8
-    np.testing.assert_allclose(own.features[:, 0], (weight - weight.mean()) / weight.std(), rtol=1e-6)
-    assert own.encoding.feature_names == ["weight", "color=(missing)", "color=black", "color=brown", "color=white"]
+    np.testing.assert_allclose(user.inputs[:, 0], (weight - weight.mean()) / weight.std(), rtol=1e-6)
+    assert user.encoding.feature_names == ["weight", "color=(missing)", "color=black", "color=brown", "color=white"]
     hot = [2, 4, 2, 1, 3, 4]  # black white black (missing) brown white
-    np.testing.assert_array_equal(own.features[:, 1:], np.eye(5)[hot][:, 1:])
-    assert own.features.dtype == np.float32
-    assert kinds(own).keys() == {"missing-values", "constant-column"}
-    assert "3 missing values in 2 columns (weight 2, color 1)" in kinds(own)["missing-values"]
-    assert "'note' is 'ok' in every row" in kinds(own)["constant-column"]
+    np.testing.assert_array_equal(user.inputs[:, 1:], np.eye(5)[hot][:, 1:])
+    assert user.inputs.dtype == np.float32
+    assert kinds(user).keys() == {"missing-values", "constant-column"}
+    assert "3 missing values in 2 columns (weight 2, color 1)" in kinds(user)["missing-values"]
+    assert "'note' is 'ok' in every row" in kinds(user)["constant-column"]
 
 
 def test_breast_cancer_as_scikit_learn_does_it(tmp_path: Path) -> None:
@@ -67,24 +68,24 @@ def test_breast_cancer_as_scikit_learn_does_it(tmp_path: Path) -> None:
     ]
     header = ",".join([name.replace(" ", "_") for name in data.feature_names] + ["diagnosis", "part"])
     path = write(tmp_path, "\n".join([header, *rows]))
-    own = read_table(path, label_column="diagnosis", part_column="part")
+    user = read_table(path, label_column="diagnosis", part_column="part")
     imputer = SimpleImputer(strategy="median").fit(x[~test])
     scaler = StandardScaler().fit(imputer.transform(x[~test]))
     order = np.concatenate([np.flatnonzero(~test), np.flatnonzero(test)])
-    np.testing.assert_allclose(own.features, scaler.transform(imputer.transform(x[order])), rtol=1e-4, atol=1e-5)
-    assert own.num_train == (~test).sum()
-    assert [own.classes[label] if label >= 0 else "" for label in own.labels] == labels[order].tolist()
+    np.testing.assert_allclose(user.inputs, scaler.transform(imputer.transform(x[order])), rtol=1e-4, atol=1e-5)
+    assert user.num_train == (~test).sum()
+    assert [user.classes[label] if label >= 0 else "" for label in user.labels] == labels[order].tolist()
 
 
 def test_encoding_survives_json_and_new_rows(tmp_path: Path) -> None:
-    own = read_table(write(tmp_path, PETS))
-    encoding = Encoding.from_dict(json.loads(json.dumps(own.encoding.to_dict())))
-    assert encoding == own.encoding
+    user = read_table(write(tmp_path, PETS))
+    encoding = Encoding.from_dict(json.loads(json.dumps(user.encoding.to_dict())))
+    assert encoding == user.encoding
     new = read_csv(write(tmp_path, "color,weight,more\npurple,4.0,1\n,n/a,2\nwhite,30,3\n"))
     features = encoding.apply({name: new.column(name) for name in new.header})
     assert features[:, 1:].tolist() == [[0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1]]
-    assert features[[0, 2], 0].tolist() == own.features[[0, 2], 0].tolist()
-    assert features[1, 0] == own.features[1, 0]  # missing: the same median
+    assert features[[0, 2], 0].tolist() == user.inputs[[0, 2], 0].tolist()
+    assert features[1, 0] == user.inputs[1, 0]  # missing: the same median
     with pytest.raises(MixMatchError, match="no column 'weight', which the model was trained with"):
         encoding.apply({"color": ["black"]})
     with pytest.raises(MixMatchError, match="column 'weight' holds numbers, but one value is 'heavy'"):
@@ -110,23 +111,23 @@ def test_numbers_and_names_by_themselves() -> None:
 
 
 def test_semicolons_and_decimal_commas(tmp_path: Path) -> None:
-    own = read_table(write(tmp_path, "\ufeffx;label\n1,5;a\n-2,5;b\n0;\n"))
+    user = read_table(write(tmp_path, "\ufeffx;label\n1,5;a\n-2,5;b\n0;\n"))
     x = np.array([1.5, -2.5, 0])
-    np.testing.assert_allclose(own.features[:, 0], (x - x.mean()) / x.std(), rtol=1e-6)
+    np.testing.assert_allclose(user.inputs[:, 0], (x - x.mean()) / x.std(), rtol=1e-6)
 
 
 def test_quotes_and_spaces(tmp_path: Path) -> None:
-    own = read_table(write(tmp_path, 'c , label\n"red, dark",red fox\n"two\nlines", 猫 \n\nplain,\n'))
-    assert own.classes == ("red fox", "猫")
-    assert own.encoding.feature_names == ["c=plain", "c=red, dark", "c=two\nlines"]
-    assert own.files == ("line 2", "line 4", "line 6")
+    user = read_table(write(tmp_path, 'c , label\n"red, dark",red fox\n"two\nlines", 猫 \n\nplain,\n'))
+    assert user.classes == ("red fox", "猫")
+    assert user.encoding.feature_names == ["c=plain", "c=red, dark", "c=two\nlines"]
+    assert user.files == ("line 2", "line 4", "line 6")
 
 
 def test_number_labels_in_order(tmp_path: Path) -> None:
     """pandas writes class 10 as 10.0 where a label is missing."""
-    own = read_table(write(tmp_path, "x,label\n1,10.0\n2,2.0\n3,\n"))
-    assert own.classes == ("2", "10")
-    assert own.labels.tolist() == [1, 0, UNKNOWN]
+    user = read_table(write(tmp_path, "x,label\n1,10.0\n2,2.0\n3,\n"))
+    assert user.classes == ("2", "10")
+    assert user.labels.tolist() == [1, 0, UNKNOWN]
 
 
 @pytest.mark.parametrize(
@@ -145,22 +146,22 @@ def test_only_whole_numbers_are_in_order_of_value(labels: list[str], classes: tu
 
 
 def test_labels_that_look_missing(tmp_path: Path) -> None:
-    own = read_table(write(tmp_path, "x,label\n1,a\n2,NA\n3,\n"))
-    assert own.classes == ("NA", "a")
-    assert "'NA' is taken for a class" in kinds(own)["class-name"]
+    user = read_table(write(tmp_path, "x,label\n1,a\n2,NA\n3,\n"))
+    assert user.classes == ("NA", "a")
+    assert "'NA' is taken for a class" in kinds(user)["class-name"]
 
 
 def test_identifiers_are_left_out(tmp_path: Path) -> None:
     rows = [f"{i},id-{i * 7},{i % 5}.5,{'almost' if i == 70 else i * i},{'ab'[i % 2]}" for i in range(100)]
-    own = read_table(write(tmp_path, "\n".join(["row,id,x,mixed,label", *rows, ",id,1,1,"])))
-    assert own.encoding.feature_names == ["row", "x"]
-    assert "different values" in kinds(own)["free-text"]
-    assert "also 'almost'" in kinds(own)["mixed-column"]
-    own = read_table(write(tmp_path, "\n".join(["row,x,label", *(f"{i},{i % 3},{'ab'[i % 2]}" for i in range(50))])))
-    assert "'row' counts the rows" in kinds(own)["row-number"]
-    own = read_table(tmp_path / "own.csv", ignore=["row"])
-    assert own.encoding.feature_names == ["x"]
-    assert kinds(own).keys() == {"no-unlabeled"}
+    user = read_table(write(tmp_path, "\n".join(["row,id,x,mixed,label", *rows, ",id,1,1,"])))
+    assert user.encoding.feature_names == ["row", "x"]
+    assert "different values" in kinds(user)["free-text"]
+    assert "also 'almost'" in kinds(user)["mixed-column"]
+    user = read_table(write(tmp_path, "\n".join(["row,x,label", *(f"{i},{i % 3},{'ab'[i % 2]}" for i in range(50))])))
+    assert "'row' counts the rows" in kinds(user)["row-number"]
+    user = read_table(tmp_path / "own.csv", ignore=["row"])
+    assert user.encoding.feature_names == ["x"]
+    assert kinds(user).keys() == {"no-unlabeled"}
 
 
 @pytest.mark.parametrize(
@@ -179,15 +180,15 @@ def test_identifiers_are_left_out(tmp_path: Path) -> None:
 )
 def test_identifiers_of_a_small_table(name: str, values: Any, found: str | None, tmp_path: Path) -> None:
     rows = [f"{i % 5}.5,{value},{'ab'[i % 2] if i < 20 else ''}" for i, value in enumerate(values)]
-    own = read_table(write(tmp_path, "\n".join([f"x,{name},label", *rows])))
-    assert list(kinds(own)) == ([found] if found else [])
-    assert any(feature.startswith(name) for feature in own.encoding.feature_names[1:]) == (found != "free-text")
+    user = read_table(write(tmp_path, "\n".join([f"x,{name},label", *rows])))
+    assert list(kinds(user)) == ([found] if found else [])
+    assert any(feature.startswith(name) for feature in user.encoding.feature_names[1:]) == (found != "free-text")
 
 
 def test_labels_that_look_like_a_quantity(tmp_path: Path) -> None:
     rows = [f"{i % 5},{i / 7:.3f}" for i in range(30)]
-    own = read_table(write(tmp_path, "\n".join(["x,label", *rows, "1,"])))
-    assert "30 different labels in 30 labeled rows" in kinds(own)["many-classes"]
+    user = read_table(write(tmp_path, "\n".join(["x,label", *rows, "1,"])))
+    assert "30 different labels in 30 labeled rows" in kinds(user)["many-classes"]
 
 
 def test_rows_of_another_table() -> None:
@@ -197,19 +198,19 @@ def test_rows_of_another_table() -> None:
 
 
 def test_mostly_missing_is_a_warning(tmp_path: Path) -> None:
-    own = read_table(write(tmp_path, "x,z,label\n1,,a\n2,,b\n3,1,\n4,,\n"))
-    (finding,) = [finding for finding in own.findings if finding.kind == "missing-values"]
+    user = read_table(write(tmp_path, "x,z,label\n1,,a\n2,,b\n3,1,\n4,,\n"))
+    (finding,) = [finding for finding in user.findings if finding.kind == "missing-values"]
     assert (finding.severity, finding.files) == ("warning", ("z",))
 
 
 def test_test_rows(tmp_path: Path) -> None:
-    own = read_table(
+    user = read_table(
         write(tmp_path, "x,label,set\n9,a,test\n1,a,\n3,b,train\n2,,\n5,c,test\n7,,test\n"), part_column="set"
     )
-    assert own.files == ("line 3", "line 4", "line 5", "line 2")
-    assert own.part == ("train", "train", "train", "test")
-    np.testing.assert_allclose(own.features[:, 0], (np.array([1, 3, 2, 9]) - 2) / np.sqrt(2 / 3), rtol=1e-6)
-    assert kinds(own).keys() == {"unlabeled-test", "unknown-class"}
+    assert user.files == ("line 3", "line 4", "line 5", "line 2")
+    assert user.part == ("train", "train", "train", "test")
+    np.testing.assert_allclose(user.inputs[:, 0], (np.array([1, 3, 2, 9]) - 2) / np.sqrt(2 / 3), rtol=1e-6)
+    assert kinds(user).keys() == {"unlabeled-test", "unknown-class"}
 
 
 @pytest.mark.parametrize(
@@ -219,7 +220,7 @@ def test_test_rows(tmp_path: Path) -> None:
         ("label\na\nb\n", "nothing to learn from"),
         ("x,label\n1,a\n2,a\n3,\n", "one class only"),
         ("x,label\n1,\n2,\n", "has no labeled rows to train on"),
-        ("x,y\n1,a\n", r"has no column 'label' \(it has x, y\); name the right one with --label-column"),
+        ("x,y\n1,a\n", r"has no column 'label' \(it has x, y\); name the right one with label_column="),
         ("x,label\n1,a\ninf,b\n", "1 value of column 'x' is infinite: correct it, or leave it out as missing"),
         ("x,label\n1,a\n1,b\n", "has no column to learn from: column 'x' is '1' in every row"),
         ("x,label\n1,a\n1,b,c\n", r"line 3 has 3 fields, but the header 2: correct the line \(a value with a comma in"),
@@ -277,10 +278,10 @@ def test_parquet_is_the_same_table(tmp_path: Path) -> None:
         "label": ["cat", "cat", "dog", "dog", None, None],
     }
     parquet.write_table(arrow.table(columns), tmp_path / "own.parquet")
-    own, other = read_table(tmp_path / "own.parquet"), read_table(write(tmp_path, PETS))
-    np.testing.assert_array_equal(own.features, other.features)
-    assert (own.classes, own.encoding) == (other.classes, other.encoding)
-    assert own.files[0] == "row 1"
+    user, other = read_table(tmp_path / "own.parquet"), read_table(write(tmp_path, PETS))
+    np.testing.assert_array_equal(user.inputs, other.inputs)
+    assert (user.classes, user.encoding) == (other.classes, other.encoding)
+    assert user.files[0] == "row 1"
     parquet.write_table(arrow.table({"x": [[1.0, 2.0]], "label": ["a"]}), tmp_path / "lists.parquet")
     with pytest.raises(MixMatchError, match=r"column 'x' holds a list<.*spread it over columns"):
         read_rows(tmp_path / "lists.parquet")

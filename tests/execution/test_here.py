@@ -15,18 +15,21 @@ from safetensors.torch import load_file
 from torch import nn
 
 import mixmatch
-from mixmatch import api
-from mixmatch.data.source import Images, Source
-from mixmatch.errors import MixMatchError, OutOfMemory
-from mixmatch.execution.here import Turns, draws_itself
+from mixmatch.data.source import Rows, Source
+from mixmatch.errors import MixMatchError
+from mixmatch.execution import here
+from mixmatch.execution.here import Outcome, Scheduler
+from mixmatch.training import streams
 from mixmatch.training import trainer as engine
+from mixmatch.training.device import OutOfMemory, has_own_randomness
+from mixmatch.training.plan import plan
 from mixmatch.training.progress import Quiet
-from mixmatch.training.trainer import Interrupted, Stop
+from mixmatch.training.stop import Interrupted, Stop
 
 
 def source() -> Source:
     rng = np.random.default_rng(0)
-    images = Images(rng.integers(0, 256, (60, 8, 8, 1), np.uint8), np.arange(60, dtype=np.int64) % 3)
+    images = Rows(rng.integers(0, 256, (60, 8, 8, 1), np.uint8), np.arange(60, dtype=np.int64) % 3)
     return Source("tiny", ("a", "b", "c"), images, images)
 
 
@@ -36,11 +39,25 @@ def job(out: Path, seed: int, **given: Any) -> dict[str, Any]:
     return {"data": source(), "out": out, "seed": seed, **settings, **more, **given}
 
 
+def run_all(jobs: list[dict[str, Any]], *given: Any, **more: Any) -> list[Outcome]:
+    """What `train` would do for each of these, side by side."""
+    how = ("data", "out", "resume", "checkpoint_every", "device", "reporter")
+    work = [
+        plan(
+            each["data"],
+            {name: value for name, value in each.items() if name not in how},
+            **{name: each[name] for name in how[1:] if name in each},
+        )
+        for each in jobs
+    ]
+    return here.run_all(work, *given, **more)
+
+
 def test_each_run_is_bit_for_bit_what_it_is_alone(tmp_path: Path) -> None:
     jobs = [job(tmp_path / f"beside{seed}", seed) for seed in (1, 2, 3)]
     jobs[1]["method"] = "vat"
     events: list[Any] = []
-    records = api.train_many(
+    records = run_all(
         jobs, 3, lambda number: events.append(f"start {number}"), lambda number, outcome: events.append(f"end {number}")
     )
     assert events[:3] == ["start 0", "start 1", "start 2"]
@@ -56,7 +73,7 @@ def test_each_run_is_bit_for_bit_what_it_is_alone(tmp_path: Path) -> None:
 
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     jobs = [job(tmp_path / "a", 1, steps=6), job(tmp_path / "b", 1, labels=1000), job(tmp_path / "c", 2, steps=6)]
-    first, second, third = api.train_many(jobs, 2)
+    first, second, third = run_all(jobs, 2)
     assert isinstance(first, dict)
     assert isinstance(third, dict)
     assert isinstance(second, MixMatchError)
@@ -71,10 +88,10 @@ def test_an_interruption_saves_every_run(tmp_path: Path) -> None:
     jobs = [job(tmp_path / "a", 1), job(tmp_path / "b", 2, reporter=Stops()), job(tmp_path / "c", 3)]
     jobs += [job(tmp_path / "d", 4)]
     with pytest.raises(Interrupted):
-        api.train_many(jobs, 3)
+        run_all(jobs, 3)
     assert not (tmp_path / "d").exists()
-    whole = api.train_many([job(tmp_path / f"whole{seed}", seed) for seed in (1, 2)], 1)
-    resumed = api.train_many([job(tmp_path / name, seed, resume=True) for name, seed in (("a", 1), ("b", 2))], 2)
+    whole = run_all([job(tmp_path / f"whole{seed}", seed) for seed in (1, 2)], 1)
+    resumed = run_all([job(tmp_path / name, seed, resume=True) for name, seed in (("a", 1), ("b", 2))], 2)
     for ours, theirs in zip(resumed, whole, strict=True):
         assert isinstance(ours, dict)
         assert isinstance(theirs, dict)
@@ -83,24 +100,24 @@ def test_an_interruption_saves_every_run(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_beside_others_is_tried_with_fewer() -> None:
     begun: list[tuple[int, int]] = []
-    turns = Turns(3)
+    scheduler = Scheduler(3)
 
     def make(number: int) -> Any:
-        begun.append((number, turns.limit))
-        if number == 2 and turns.limit > 2:
+        begun.append((number, scheduler.limit))
+        if number == 2 and scheduler.limit > 2:
             raise OutOfMemory
         for _ in range(9):
             yield
         return {"number": number}
 
-    outcomes = turns.take(4, make, Stop(), lambda number: None, lambda number, outcome: None)
+    outcomes = scheduler.run(4, make, Stop(), lambda number: None, lambda number, outcome: None)
     assert outcomes == [{"number": number} for number in range(4)]
     assert (2, 3) in begun
     assert (2, 2) in begun
-    assert turns.limit == 2
+    assert scheduler.limit == 2
 
 
-def test_after_running_out_of_memory_a_run_goes_on_with_its_own_folder(
+def test_after_running_out_of_memory_a_run_resumes_in_its_own_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No job says `resume`; one brings its network, which must not begin again with what it has learned."""
@@ -119,7 +136,7 @@ def test_after_running_out_of_memory_a_run_goes_on_with_its_own_folder(
                 raise torch.OutOfMemoryError
 
     jobs = [job(tmp_path / "a", 1), job(tmp_path / "b", 2, network=network(), reporter=Full())]
-    first, second = api.train_many(jobs, 2)
+    first, second = run_all(jobs, 2)
     assert isinstance(first, dict)
     assert isinstance(second, dict), second
     alone = mixmatch.train(**job(tmp_path / "alone", 2, network=network()))
@@ -132,7 +149,7 @@ def test_after_running_out_of_memory_a_run_goes_on_with_its_own_folder(
 def test_too_little_memory_for_a_run_alone_is_one_line(
     steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where it is a matter of the data; and with memory again, it goes on and ends as if nothing had been."""
+    """Also where it is a matter of the data; and with memory again, it resumes and ends as if nothing had been."""
     enough = False
 
     class Full(Quiet):
@@ -140,7 +157,7 @@ def test_too_little_memory_for_a_run_alone_is_one_line(
             if step >= steps and not enough:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB.\nlines and lines")
 
-    message = r"^cpu has too little memory for this run \(it wanted 64.00 MiB more\): make room and go on \(what was"
+    message = r"^cpu has too little memory for this run \(it wanted 64.00 MiB more\): make room and resume \(what was"
     trainers: list[weakref.ref[engine.Trainer]] = []
     advance = engine.Trainer.advance
 
@@ -171,26 +188,26 @@ def test_too_little_memory_for_a_run_alone_is_one_line(
 def test_a_run_alone_starts_however_little_memory_there_seems_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
 
-    def free(turns: Turns) -> int:
+    def free(scheduler: Scheduler) -> int:
         nonlocal looks
         looks += 1
         assert looks < 1000, "it waits for ever"
         return 100 if looks == 1 else 20  # what the first run took is not given back
 
-    monkeypatch.setattr(Turns, "_memory", free)
+    monkeypatch.setattr(Scheduler, "_memory", free)
 
     def make(number: int) -> Any:
         yield
         return {"number": number}
 
-    outcomes = Turns(2).take(6, make, Stop(), lambda number: None, lambda number, outcome: None)
+    outcomes = Scheduler(2).run(6, make, Stop(), lambda number: None, lambda number, outcome: None)
     assert len(outcomes) == 6
 
 
 def test_memory_decides_how_many_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     alive: set[int] = set()
     most = 0
-    monkeypatch.setattr(Turns, "_memory", lambda turns: 100 - 30 * len(alive))
+    monkeypatch.setattr(Scheduler, "_memory", lambda scheduler: 100 - 30 * len(alive))
 
     def make(number: int) -> Any:
         nonlocal most
@@ -201,7 +218,7 @@ def test_memory_decides_how_many_run_at_a_time(monkeypatch: pytest.MonkeyPatch) 
         alive.remove(number)
         return {"number": number}
 
-    Turns(5).take(6, make, Stop(), lambda number: None, lambda number, outcome: None)
+    Scheduler(5).run(6, make, Stop(), lambda number: None, lambda number, outcome: None)
     assert most == 3  # a fourth would find 10 of the 30 it needs
 
 
@@ -215,14 +232,14 @@ def test_the_stream_of_a_run_that_is_gone_is_used_again(monkeypatch: pytest.Monk
         return made[-1]
 
     monkeypatch.setattr(torch.cuda, "Stream", stream)
-    monkeypatch.setattr(engine, "_idle", {})
+    monkeypatch.setattr(streams, "_idle", {})
     owners = [Owner(), Owner()]
-    first, second = (engine.stream_for(owner, torch.device("cuda")) for owner in owners)
+    first, second = (streams.stream_for(owner, torch.device("cuda")) for owner in owners)
     assert first is not second
     del owners[0]
     gc.collect()
-    assert engine.stream_for(owners[0], torch.device("cuda", 1)) not in (first, second)  # not of that device
-    assert engine.stream_for(owners[0], torch.device("cuda")) is first
+    assert streams.stream_for(owners[0], torch.device("cuda", 1)) not in (first, second)  # not of that device
+    assert streams.stream_for(owners[0], torch.device("cuda")) is first
     assert len(made) == 3
 
 
@@ -233,7 +250,7 @@ def test_runs_on_the_processor_leave_a_gpu_alone(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", never)
     monkeypatch.setattr(torch.cuda, "empty_cache", never)
-    records = api.train_many([job(tmp_path / "a", 1, steps=2), job(tmp_path / "b", 2, steps=2)], 2)
+    records = run_all([job(tmp_path / "a", 1, steps=2), job(tmp_path / "b", 2, steps=2)], 2)
     assert all(isinstance(record, dict) for record in records)
 
 
@@ -248,7 +265,7 @@ def test_asked_to_stop_between_two_runs(tmp_path: Path) -> None:
     jobs = [job(tmp_path / "a", 1, steps=4, reporter=AtTheEnd()), job(tmp_path / "b", 2, steps=4)]
     ended: list[Any] = []
     with pytest.raises(Interrupted) as stopped:
-        api.train_many(jobs, 1, ended=lambda number, outcome: ended.append((number, outcome["error"])))  # type: ignore[index]
+        run_all(jobs, 1, ended=lambda number, outcome: ended.append((number, outcome["error"])))  # type: ignore[index]
     assert stopped.value.signal == signal.SIGTERM
     assert [number for number, _ in ended] == [0]
     assert not (tmp_path / "b").exists()
@@ -261,7 +278,7 @@ def test_before_there_is_anything_to_save_a_request_to_stop_has_its_usual_effect
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had the tests ignore it
     try:
         with pytest.raises(KeyboardInterrupt):
-            api.train_many([job(tmp_path / "a", 1)], started=started)
+            run_all([job(tmp_path / "a", 1)], started=started)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
@@ -282,7 +299,7 @@ def test_what_ends_all_runs_leaves_no_folder_locked(tmp_path: Path) -> None:
 
     jobs = [job(tmp_path / "a", 1, reporter=Closed()), job(tmp_path / "b", 2, reporter=Impatient())]
     with pytest.raises(KeyboardInterrupt) as kept:
-        api.train_many(jobs, 2)
+        run_all(jobs, 2)
     assert closed == ["a"]
     assert isinstance(mixmatch.train(**{**jobs[0], "resume": True, "reporter": Quiet()}), dict)
     del kept
@@ -307,7 +324,7 @@ def test_a_run_that_failed_gives_its_memory_back_at_once(tmp_path: Path, monkeyp
     jobs = [job(tmp_path / "a", 1, reporter=Breaks()), job(tmp_path / "b", 2, steps=2)]
     gc.disable()
     try:
-        first, second = api.train_many(jobs, 1, started=lambda number: left.append(any(ref() for ref in built)))
+        first, second = run_all(jobs, 1, started=lambda number: left.append(any(ref() for ref in built)))
     finally:
         gc.enable()
     assert isinstance(first, RuntimeError)
@@ -318,17 +335,17 @@ def test_a_run_that_failed_gives_its_memory_back_at_once(tmp_path: Path, monkeyp
 def test_two_runs_of_one_network_object_are_refused(tmp_path: Path) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     with pytest.raises(MixMatchError, match="a copy of its own"):
-        api.train_many([job(tmp_path / str(seed), seed, network=network) for seed in (1, 2)], 2)
+        run_all([job(tmp_path / str(seed), seed, network=network) for seed in (1, 2)], 2)
 
 
 def test_two_runs_in_one_folder(tmp_path: Path) -> None:
     jobs = [job(tmp_path / "a", 1, resume=True), job(tmp_path / "a", 1, resume=True)]
-    first, second = api.train_many(jobs, 2)
+    first, second = run_all(jobs, 2)
     assert isinstance(first, dict)
     assert isinstance(second, MixMatchError)
     assert "another process" in str(second)
 
 
 def test_randomness_of_its_own() -> None:
-    assert draws_itself(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
-    assert not draws_itself(mixmatch.networks.build("wrn-10-1", 3, (1, 8, 8)))
+    assert has_own_randomness(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
+    assert not has_own_randomness(mixmatch.networks.build("wrn-10-1", 3, (1, 8, 8)))

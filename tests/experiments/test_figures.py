@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pytest
 
 from mixmatch.errors import MixMatchError
 from mixmatch.experiments import figures
+from mixmatch.experiments.tables import TABLES, Row, Table, Target
 from mixmatch.settings import resolve
 
 
@@ -22,15 +21,6 @@ def record(data: str = "cifar10", labels: Any = 250, errors: tuple[float, ...] =
         "settings": settings.to_dict(), "split": {"labeled": 250},
         "curve": [{"step": step, "error": error} for step, error in zip((0, *steps), (90.0, *errors), strict=True)],
     }  # fmt: skip
-
-
-@pytest.fixture
-def axes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The axes of what was drawn last."""
-    monkeypatch.setattr(plt, "close", lambda figure: None)
-    yield lambda: plt.gcf().axes[0]
-    monkeypatch.undo()
-    plt.close("all")
 
 
 def texts(axes: Any) -> list[str]:
@@ -104,3 +94,42 @@ def test_one_evaluation_is_no_curve(tmp_path: Path) -> None:
     with pytest.raises(MixMatchError, match="needs two evaluations"):
         figures.curve(record(errors=(50.0,)), tmp_path / "curve.png")
     assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------- error by number of labels
+
+
+def test_every_row_of_a_table_is_drawn(tmp_path: Path, axes: Any) -> None:
+    rows = tuple(
+        Row(
+            f"row {i}", "digits", "supervised", {20: Target(30.0 + i), 40: Target(20.0 + i)}, {"learning_rate": 0.1 + i}
+        )
+        for i in range(16)
+    )
+    figures.error_by_labels(Table("many", rows), "many", [], tmp_path / "many.png")
+    drawn = axes()
+    dotted = [line for line in drawn.lines if len(line.get_xdata())]
+    assert [line.get_ydata().tolist() for line in dotted] == [[30.0 + i, 20.0 + i] for i in range(16)]
+    assert len({line.get_color() for line in dotted}) == 16
+    names = [text.get_text() for text in drawn.get_legend().get_texts()]
+    assert names == [f"row {i} (not run)" for i in range(16)]
+
+
+def test_ours_beside_the_paper_by_number_of_labels(tmp_path: Path, axes: Any) -> None:
+    def run(labels: int, seed: int, error: float, steps: int = 2**20, precision: str = "fp32") -> Any:
+        given = {"labels": labels, "seed": seed, "steps": steps, "precision": precision}
+        return {**given, "data": "cifar10", "error": error, "settings": resolve("cifar10", given).to_dict()}
+
+    records = [run(250, 1, 10.0), run(250, 2, 12.0), run(500, 1, 9.0), run(250, 1, 14.0, precision="bf16")]
+    records += [run(250, 1, 40.0, steps=64), run(250, 7, 90.0)]
+    for steps, points, legend in (
+        (None, [("o", [[250, 11], [500, 9]]), ("s", [[250, 14]])], "MixMatch (bf16)"),
+        (64, [("o", [[250, 40]])], "MixMatch (64 steps)"),
+    ):
+        figures.error_by_labels(TABLES["cifar10"], "CIFAR-10", records, tmp_path / "cifar10.png", steps)
+        drawn = axes()
+        ours = [line for line in drawn.lines if line.get_marker() in ("o", "s")]
+        assert [(line.get_marker(), line.get_xydata().tolist()) for line in ours] == points
+        names = [text.get_text() for text in drawn.get_legend().get_texts()]
+        assert legend in names
+        assert "VAT (not run)" in names

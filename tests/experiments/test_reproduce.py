@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +17,16 @@ import torch
 
 from mixmatch import api
 from mixmatch.data import SOURCES
+from mixmatch.data.opened import Data
 from mixmatch.errors import MixMatchError
 from mixmatch.experiments import records, reproduce
 from mixmatch.experiments.paper_tables import table_markdown
-from mixmatch.experiments.reproduce import Estimator, find_table, finished, plan, run_all, state
+from mixmatch.experiments.reproduce import Planned, estimate, find_table, finished, plan, run_all, state
 from mixmatch.experiments.tables import TABLES, Row, Table, Target
-from mixmatch.settings import resolve
+from mixmatch.settings import Settings, resolve
 from mixmatch.training.progress import Quiet
-from mixmatch.training.trainer import Interrupted
+from mixmatch.training.stop import Interrupted
+from mixmatch.training.timing import Trial
 
 TINY = {"batch_size": 4, "eval_every": 2}
 SMALL = Table(
@@ -115,12 +119,13 @@ def test_the_report_shows_them(done: tuple[Path, Said]) -> None:
     folder, _ = done
     found = records.load_all(folder / "results", pytest.fail)
     errors = {(r["method"], r["seed"]): r["error"] for r in found}
-    mean = (errors["supervised", 1] + errors["supervised", 2]) / 2
-    lines = table_markdown(SMALL, found).splitlines()
-    assert lines[2].startswith(f"| Supervised | **{mean:.2f}** ± ")
-    assert lines[2].endswith(" (n = 2, 6 steps)<br>paper 25.00 ± 1.00 |")
-    expected = f"| MixMatch | **{errors['mixmatch', 1]:.2f}** (n = 1, 6 steps)<br>paper 5.00 ± 1.00 |"
-    assert lines[3] == expected
+    lines = table_markdown(SMALL, found, steps=6).splitlines()
+    both = f"{errors['supervised', 1]:.2f}, {errors['supervised', 2]:.2f}"
+    assert lines[2:] == [
+        f"| Supervised | **{both}** (2 of 2 seeds, 6 steps)<br>paper 25.00 ± 1.00 |",
+        f"| MixMatch | **{errors['mixmatch', 1]:.2f}** (1 of 1 seed, 6 steps)<br>paper 5.00 ± 1.00 |",
+    ]
+    assert table_markdown(SMALL, found).count("not run") == 2
 
 
 def test_finished_runs_are_skipped(done: tuple[Path, Said]) -> None:
@@ -133,18 +138,38 @@ def test_finished_runs_are_skipped(done: tuple[Path, Said]) -> None:
 
 
 def test_a_record_of_another_machine_counts(done: tuple[Path, Said], tmp_path: Path) -> None:
-    """There is a record, also of other passes or precision, but no run folder."""
+    """There is a record, also in another precision if none was asked for, but no run folder."""
     folder, _ = done
     for record in records.load_all(folder / "results", pytest.fail):
-        settings = {**record["settings"], "precision": "bf16"}
-        if record["method"] == "mixmatch":
-            settings["method_settings"] = {**settings["method_settings"], "passes": "official"}
         del record["format"]
-        records.save({**record, "settings": settings}, tmp_path / "results")
+        records.save({**record, "settings": {**record["settings"], "precision": "bf16"}}, tmp_path / "results")
     said = Said()
     assert run_all(plan(SMALL, steps=6), tmp_path / "runs", tmp_path / "results", said, Breaks, device="cpu") == []
     assert [text.endswith(": finished before") for text in said] == [True] * 3
     assert not (tmp_path / "runs").exists()
+    known = records.load_all(tmp_path / "results", pytest.fail)
+    for precision, found in (("bf16", "finished"), ("fp32", "to do")):
+        runs = plan(SMALL, steps=6, precision=precision)
+        assert [state(run, known, tmp_path / "runs") for run in runs] == [found] * 3
+
+
+def test_a_precision_that_was_asked_for(tmp_path: Path) -> None:
+    runs = plan(SMALL, methods=["supervised"], seeds=[1], steps=2, precision="bf16")
+    assert run_all(runs, tmp_path / "runs", tmp_path / "results", Said(), Quiet, device="cpu") == []
+    (record,) = records.load_all(tmp_path / "results", pytest.fail)
+    assert record["settings"]["precision"] == "bf16"
+    # A folder of its own: one without a chosen precision may hold either.
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [runs[0].name]
+    assert runs[0].name.endswith("-bf16")
+    assert finished(runs[0], [record]) is record
+
+
+@pytest.mark.parametrize("other", [{"passes": "official"}, {"eval_every": 3}, {"batch_size": 8}])
+def test_other_passes_and_evaluations_are_other_runs(done: tuple[Path, Said], other: dict[str, Any]) -> None:
+    folder, _ = done
+    known = records.load_all(folder / "results", pytest.fail)
+    (run,) = plan(SMALL, methods=["mixmatch"], steps=6, **other)
+    assert state(run, known, folder / "runs") == "to do"
 
 
 def test_other_budgets_and_settings_are_other_runs(done: tuple[Path, Said]) -> None:
@@ -202,7 +227,7 @@ def test_a_failure_of_any_kind_does_not_stop_the_rest(tmp_path: Path) -> None:
 
 def test_a_place_for_records_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(MixMatchError, match=r"cannot write to .*file/results: .*; choose another --results"):
+    with pytest.raises(MixMatchError, match=r"cannot write to .*file/results: .*; choose another folder with results="):
         run_all(plan(SMALL, steps=2), tmp_path / "runs", tmp_path / "file" / "results", Said(), Quiet, device="cpu")
     assert not (tmp_path / "runs").exists()
 
@@ -310,34 +335,40 @@ def test_runs_that_serve_two_tables_have_one_name() -> None:
 # ---------------------------------------------------------------- estimating
 
 
-def test_estimates_grow_with_the_steps_and_are_tried_once() -> None:
-    estimator = Estimator(torch.device("cpu"))
-    one = resolve("digits", {"steps": 1000, "batch_size": 8})
-    seconds = estimator.seconds(one)
-    assert 0 < seconds < 3600
-    assert estimator.seconds(replace(one, seed=2)) == seconds
-    assert estimator.seconds(replace(one, steps=3000)) == pytest.approx(3 * seconds)
-    assert estimator.seconds(replace(one, steps=1)) < seconds / 5
+def runs_of(*settings: dict[str, Any]) -> list[Planned]:
+    return [Planned(SMALL.rows[0], resolve("digits", each)) for each in settings]
 
 
-@pytest.mark.parametrize("method", ["supervised", "vat", "ict"])
-def test_every_kind_of_method_can_be_tried(method: str) -> None:
-    seconds = Estimator(torch.device("cpu")).seconds(resolve("digits", {"method": method, "batch_size": 4}))
-    assert 0 < seconds < 3600
+def test_estimates_grow_with_the_steps_and_runs_that_are_alike_share_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, trial = [], reproduce.trial
+
+    def count(*arguments: Any, **options: Any) -> Trial:
+        made.append(arguments[0].method)
+        return trial(*arguments, **options)
+
+    monkeypatch.setattr(reproduce, "trial", count)
+    one = {"steps": 1000, "batch_size": 8}
+    runs = runs_of(one, {**one, "seed": 2, "labels": 40}, {**one, "steps": 3000}, {"method": "vat", **one})
+    first, second, longer, vat = estimate(runs, torch.device("cpu"))
+    assert made == ["mixmatch", "vat"]
+    assert 0 < first < 3600
+    assert second == first
+    assert longer == pytest.approx(3 * first)
+    assert vat > 0
 
 
-def test_an_evaluation_is_scaled_from_the_images_tried_to_all_test_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reproduce, "_timed", lambda work, device: 1.0)
-    settings = resolve("digits", {"method": "supervised", "steps": 1, "batch_size": 4})
-    seconds = Estimator(torch.device("cpu")).seconds(settings)
-    assert seconds == pytest.approx(1 + SOURCES["digits"].test / 256)
+def test_a_trial_is_scaled_to_the_batch_and_to_all_test_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trial(settings: Settings, data: Data, device: torch.device, steps: int) -> Trial:
+        assert (settings.batch_size, len(data.source.test), len(data.split.labeled)) == (8, 256, 10)
+        return Trial(settings, step=0.5, evaluation=2.0, memory=None, device=device)
+
+    monkeypatch.setattr(reproduce, "trial", trial)
+    runs = runs_of({"method": "supervised", "steps": 100, "eval_every": 50, "batch_size": 64})
+    assert estimate(runs, torch.device("cpu")) == [100 * 0.5 * 8 + 2 * 2.0 * SOURCES["digits"].test / 256]
 
 
-def test_larger_batches_take_longer() -> None:
-    """A trial's batch is small, and its time is scaled up."""
-    estimator = Estimator(torch.device("cpu"))
-    small, large = (
-        estimator.seconds(resolve("digits", {"method": "supervised", "steps": 100, "eval_every": 100, "batch_size": n}))
-        for n in (8, 6400)
+def test_experiments_do_not_load_privacy() -> None:
+    code = (
+        "import sys, mixmatch.experiments.reproduce; sys.exit(any('mixmatch.privacy' in name for name in sys.modules))"
     )
-    assert large > 5 * small
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from mixmatch.data.source import Rows, Source
+from mixmatch.data.split import make_split
+from mixmatch.errors import MixMatchError
 from mixmatch.experiments.reproduce import Planned, plan
 from mixmatch.experiments.tables import TABLES, Row, Target
+from mixmatch.privacy.answers import authors
+from mixmatch.settings import resolve
 
 # (table, row, data, method, labels): value, deviation. At least the corners of each table.
 PAPER: dict[tuple[str, str, str, str, Any], tuple[float, float | None]] = {
@@ -130,7 +139,7 @@ def test_the_main_tables(name: str) -> None:
         ("stl10", 1, 2, 4, 6),
         ("ablation", 11, 2, 0, 22),
         ("cnn13", 2, 4, 0, 40),
-        ("pate", 1, 1, 1, 10),
+        ("pate", 4, 1, 1, 20),
     ],
 )
 def test_sizes(name: str, lines: int, columns: int, quoted: int, runs: int) -> None:
@@ -199,23 +208,62 @@ def test_every_run_resolves_to_the_papers_budget(name: str) -> None:
         run.settings.build_method()
 
 
-def test_the_pate_student() -> None:
-    """Section 4.3, with the settings of the authors' run script: 138 answers to the first 250 queries."""
-    (row,) = TABLES["pate"].rows
-    assert row.targets == {138: Target(95.21, 0.17)}
-    runs = plan(TABLES["pate"])
-    assert [run.settings.seed for run in runs] == list(range(1, 11))
-    assert [run.settings.steps for run in plan(TABLES["pate"], seeds=[1], steps=7)] == [7]
+@pytest.mark.parametrize(
+    ("split", "counts", "epsilon"),
+    [
+        ("answers", [28, 25, 11, 13, 10, 13, 14, 7, 8, 9], "0.97"),
+        ("official", [27, 23, 15, 14, 13, 10, 11, 7, 8, 10], "1.14"),
+    ],
+)
+def test_the_pate_students(split: str, counts: list[int], epsilon: str) -> None:
+    """Section 4.3, with the settings of the authors' run script: 138 answers to the first 250 queries, or the 138 that
+    the authors' split chose. The VAT student has VAT's settings for SVHN."""
+    runs = plan(TABLES["pate"], split=split)
+    assert [run.settings.seed for run in runs] == [*range(1, 11)] * 2
+    assert [run.settings.method for run in runs] == ["mixmatch"] * 10 + ["vat"] * 10
+    assert {run.row.targets[138] for run in runs} == {Target(95.21, 0.17), None}
+    assert all(epsilon in run.row.name for run in runs)
+    assert [run.settings.steps for run in plan(TABLES["pate"], seeds=[1], steps=7, split=split)] == [7, 7]
     for run in runs:
-        s = run.settings
-        assert (s.data, s.labels, s.weight_decay, s.network, s.pad, s.flip) == (
-            "svhn-test", 138, 0.04, "wrn-28-2", 4, False,
-        )  # fmt: skip
-        of_method = s.method_settings
-        assert (of_method["lambda_u"], of_method["alpha"], of_method["ramp"]) == (75, 0.75, 16384)
+        s, of_method = run.settings, run.settings.method_settings
+        assert (s.data, s.labels, s.network, s.pad, s.flip) == ("svhn-test", 138, "wrn-28-2", 4, False)
+        if s.method == "mixmatch":
+            assert (s.weight_decay, of_method["lambda_u"], of_method["alpha"]) == (0.04, 75, 0.75)
+            assert of_method["ramp"] == 16384
+        else:
+            assert (s.weight_decay, of_method) == (0.02, resolve("svhn", {"method": "vat"}).method_settings)
         student = s.data_options["student"]
-        assert (student["pool"], len(student["rows"]), max(student["rows"]) < 250) == (10_000, 138, True)
-        assert [student["answers"].count(c) for c in range(10)] == [28, 25, 11, 13, 10, 13, 14, 7, 8, 9]
+        assert [student["answers"].count(c) for c in range(10)] == counts
+        assert (student["pool"], s.valid) == (10_000, len(student.get("valid", [])))
+    assert plan(TABLES["pate"]) == plan(TABLES["pate"], split="answers")
+
+
+def test_the_labels_of_the_pate_students() -> None:
+    """129 of the authors' 138 labels are among the first 250 queries, 9 come later, the last is of image 343."""
+    answers, official = (row.part["student"] for row in TABLES["pate"].rows[:2])
+    first = authors()
+    rows, labels = first.rows[first.answered].tolist(), first.labels[first.answered].tolist()
+    assert answers == {"pool": 10_000, "rows": rows, "answers": labels}
+    assert (len(official["rows"]), max(official["rows"]), official["valid"]) == (138, 343, [1])
+    assert len(set(official["rows"]) & set(answers["rows"])) == 129
+    assert set(official) == {"pool", "rows", "answers", "valid"}
+
+
+@pytest.mark.skipif("MIXMATCH_PATE" not in os.environ, reason="MIXMATCH_PATE names no folder of the authors' answers")
+def test_the_authors_split_is_made_from_their_file() -> None:
+    path = Path(os.environ["MIXMATCH_PATE"]) / "svhn-noisy-labels-t200-s200-n40.json"
+    answers = np.array(json.loads(path.read_text())["label"][:10_000])
+    images = Rows(np.zeros((10_000, 1, 1, 1), np.uint8), answers)
+    split = make_split(Source("pool", tuple("1234567890"), images, images), 138, seed=0, valid=1)
+    official = TABLES["pate"].rows[1].part["student"]
+    assert (official["rows"], official["valid"]) == (split.labeled.tolist(), split.valid.tolist())
+    assert official["answers"] == answers[split.labeled].tolist()
+
+
+@pytest.mark.parametrize(("table", "message"), [("pate", "one of answers, official"), ("stl10", "for the table pate")])
+def test_a_split_that_is_not_in_the_table(table: str, message: str) -> None:
+    with pytest.raises(MixMatchError, match=f"split=ours: it is {message}"):
+        plan(TABLES[table], split="ours")
 
 
 def test_a_target_as_text() -> None:

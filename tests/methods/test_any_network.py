@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import mixmatch
-from mixmatch.data.source import Images, Source
+from mixmatch.data.source import Rows, Source
 from mixmatch.methods import METHODS
 from mixmatch.training.progress import Quiet
 
@@ -33,7 +33,7 @@ class UserData(nn.Module):
 @pytest.mark.parametrize("method", METHODS)
 def test_it_trains(method: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    images = Images(rng.integers(0, 256, (60, 8, 8, 3), np.uint8), np.arange(60, dtype=np.int64) % 3)
+    images = Rows(rng.integers(0, 256, (60, 8, 8, 3), np.uint8), np.arange(60, dtype=np.int64) % 3)
     source = Source("mine", ("a", "b", "c"), images, images)
     torch.manual_seed(0)
     network = UserData()

@@ -230,7 +230,7 @@ def some_batch(views: int = 2) -> tuple[Batch, dict[str, Tensor]]:
     u[views:] = math.nan
     y = torch.eye(L, dtype=torch.float64)[torch.from_numpy(rng.integers(0, L, B))]
     lams = {name: torch.from_numpy(rng.beta(0.75, 0.75, B)) for name in ("lam", "lam_x", "lam_u")}
-    return Batch(x, y, u), {**lams, "noise": noise}
+    return Batch(x, y, u, torch.arange(len(x))), {**lams, "noise": noise}
 
 
 def at(step: float, total: int = 1000) -> Progress:
@@ -260,18 +260,18 @@ def reference(
 @pytest.mark.parametrize(("name", "compute", "settings"), CASES, ids=NAMES)
 def test_a_step_is_the_official_codes(name: str, compute: Any, settings: dict[str, Any]) -> None:
     network, method = small_network(), build(name, settings)
-    batch, draws = some_batch(method.unlabeled_views)
+    batch, draws = some_batch(len(method.views))
     model = with_other_average(network)
     ema = {key: value.clone() for key, value in model.ema.items()}
     before = [buffer.clone() for buffer in (network[2].running_mean, network[2].running_var)]
     expected, gradients = reference(compute, model, batch, draws, settings, ramp=100 / 400)
 
-    loss, metrics = method.loss(model, batch, draws, at(100))
+    loss, metrics, _ = method.loss(model, batch, draws, at(100), {})
     loss.backward()  # type: ignore[no-untyped-call]
     close = {"rtol": 1e-6 if name == "vat" else 1e-10, "atol": 1e-12}
     torch.testing.assert_close(loss.detach(), expected.loss.detach(), **close)
     torch.testing.assert_close(metrics["loss"].detach(), expected.loss.detach(), **close)
-    if method.unlabeled_views:
+    if len(method.views):
         torch.testing.assert_close(metrics["loss_x"].detach(), expected.loss_x.detach(), **close)
         torch.testing.assert_close(metrics["loss_u"].detach(), expected.loss_u.detach(), **close)
         assert expected.loss_u > 1e-2
@@ -330,10 +330,10 @@ def test_the_passes_each_makes(name: str, views: int, passes: list[tuple[str, st
         return x.flatten(1)[:, :L]
 
     method = build(name, {})
-    method.loss(model, batch, draws, at(0))
+    method.loss(model, batch, draws, at(0), {})
     assert sorted(seen) == sorted(passes)
-    assert method.unlabeled_views == views
-    assert not method.wants_noise
+    assert len(method.views) == views
+    assert not method.noise
 
 
 def test_defaults_are_the_official_flags() -> None:
@@ -356,7 +356,7 @@ def test_defaults_are_the_official_flags() -> None:
 
 def unlabeled_weight(method: Method, step: float, total: int) -> float:
     model, (batch, draws) = with_other_average(small_network()), some_batch()
-    loss, metrics = method.loss(model, batch, draws, at(step, total))
+    loss, metrics, _ = method.loss(model, batch, draws, at(step, total), {})
     assert metrics["loss_u"] > 1e-3
     rest = metrics["loss_x"] + 0.06 * metrics.get("entropy", torch.zeros(()))
     return ((loss - rest) / metrics["loss_u"]).item()
@@ -398,7 +398,7 @@ def test_vats_entropy_has_no_ramp(step: int) -> None:
     network, (batch, draws) = small_network(), some_batch(1)
     prediction = predict(dict(network.named_parameters()), batch.u[0]).detach().numpy()
     expected = stats.entropy(prediction, axis=1).mean()
-    loss, metrics = VAT().loss(Model(network), batch, draws, at(step))
+    loss, metrics, _ = VAT().loss(Model(network), batch, draws, at(step), {})
     adversarial_part = 0.3 * (step > 0) * metrics["loss_u"]
     assert metrics["entropy"].item() == pytest.approx(expected, rel=1e-12)
     assert (loss - metrics["loss_x"] - adversarial_part).item() == pytest.approx(0.06 * expected, rel=1e-9)
@@ -428,9 +428,14 @@ def test_pseudo_labels_by_hand(threshold: float, masking: str, expected: float) 
     def model(x: Tensor, **_: Any) -> Tensor:
         return logits
 
-    batch = Batch(torch.zeros(3, 1, 1, 1), torch.eye(2, dtype=torch.float64)[[0, 1, 0]], torch.zeros(1, 3, 1, 1, 1))
+    batch = Batch(
+        torch.zeros(3, 1, 1, 1),
+        torch.eye(2, dtype=torch.float64)[[0, 1, 0]],
+        torch.zeros(1, 3, 1, 1, 1),
+        torch.arange(3),
+    )
     method = build("pseudo-label", {"threshold": threshold, "masking": masking})
-    _, metrics = method.loss(model, batch, {}, at(1000))  # type: ignore[arg-type]
+    _, metrics, _ = method.loss(model, batch, {}, at(1000), {})  # type: ignore[arg-type]
     assert metrics["loss_u"].item() == pytest.approx(expected, rel=1e-12)
     assert metrics["confidence"].item() == pytest.approx((0.9 + 0.6 + 0.5) / 3)
 
@@ -471,11 +476,11 @@ def test_each_images_perturbation_has_length_epsilon(epsilon: float, dtype: torc
 
 def test_rows_of_no_noise_are_safe() -> None:
     network, (batch, draws) = small_network().float(), some_batch(1)
-    batch = Batch(*(part.float() for part in batch))
+    batch = Batch(*(part.float() if part.is_floating_point() else part for part in batch))
     some = draws["noise"].float()
     some[2] = 0
     for noise in (some, torch.zeros_like(some)):
-        loss, metrics = VAT().loss(Model(network), batch, {"noise": noise}, at(400))
+        loss, metrics, _ = VAT().loss(Model(network), batch, {"noise": noise}, at(400), {})
         loss.backward()  # type: ignore[no-untyped-call]
         assert all(value.isfinite() for value in metrics.values())
         assert all(parameter.grad.isfinite().all() for parameter in network.parameters())
@@ -493,17 +498,17 @@ def test_a_network_that_does_not_look_has_no_worst_direction() -> None:
 def test_vat_needs_noise_and_full_precision_for_the_search_alone() -> None:
     network, (batch, draws) = small_network(), some_batch(1)
     method, live = VAT(), Model(network)
-    assert method.wants_noise
+    assert method.noise
     assert method.draw(np.random.default_rng(0), B) == {}
     with pytest.raises(KeyError, match="noise"):
-        method.loss(live, batch, {}, at(0))
+        method.loss(live, batch, {}, at(0), {})
     seen = []
 
     def model(x: Tensor, weights: str = "live", stats: str = "batch", full_precision: bool = False) -> Tensor:
         seen.append((weights, stats, full_precision))
         return live(x, weights, stats, full_precision)  # type: ignore[arg-type]
 
-    method.loss(model, batch, draws, at(0))
+    method.loss(model, batch, draws, at(0), {})
     assert sorted(seen) == sorted(
         [("live", "update", False), *[("live", "batch", False)] * 2, *[("live", "batch", True)] * 2]
     )
@@ -538,17 +543,17 @@ def test_methods_without_draws(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("pi-model", {"consistency_weight": -1}, "pi-model: consistency_weight=-1 must be 0 or more"),
-        ("mean-teacher", {"warmup": 1.5}, "mean-teacher: warmup=1.5 must be between 0 and 1"),
-        ("pseudo-label", {"threshold": 1.1}, "pseudo-label: threshold=1.1 must be between 0 and 1"),
-        ("pseudo-label", {"masking": "none"}, "pseudo-label: masking='none' is not one of official, intended"),
-        ("vat", {"xi": 0}, "vat: xi=0 must be more than 0"),
-        ("vat", {"epsilon": 0.0}, "vat: epsilon=0.0 must be more than 0"),
-        ("vat", {"divergence": "js"}, "vat: divergence='js' is not one of official, paper"),
-        ("mixup", {"alpha": 0}, "mixup: alpha=0 must be more than 0"),
-        ("mixup", {"keep_order": 1}, "mixup: keep_order=1 must be true or false"),
-        ("ict", {"alpha": math.nan}, "ict: alpha=nan must be a finite number"),
-        ("supervised", {"smoothing": 2}, "supervised: smoothing=2 must be between 0 and 1"),
+        ("pi-model", {"consistency_weight": -1}, "consistency_weight=-1 must be a number of at least 0"),
+        ("mean-teacher", {"warmup": 1.5}, "warmup=1.5 must be a number between 0 and 1"),
+        ("pseudo-label", {"threshold": 1.1}, "threshold=1.1 must be a number between 0 and 1"),
+        ("pseudo-label", {"masking": "none"}, "masking='none' must be one of official, intended"),
+        ("vat", {"xi": 0}, "xi=0 must be a number above 0"),
+        ("vat", {"epsilon": 0.0}, "epsilon=0.0 must be a number above 0"),
+        ("vat", {"divergence": "js"}, "divergence='js' must be one of official, paper"),
+        ("mixup", {"alpha": 0}, "alpha=0 must be a number above 0"),
+        ("mixup", {"keep_order": 1}, "keep_order=1 must be true or false"),
+        ("ict", {"alpha": math.nan}, "alpha=nan must be a number above 0"),
+        ("supervised", {"smoothing": 2}, "smoothing=2 must be a number between 0 and 1"),
         ("ict", {"lambda_u": 75}, "unknown setting of method 'ict' 'lambda_u'"),
     ],
 )
@@ -602,7 +607,7 @@ def test_without_mixup(guess_weights: Any) -> None:
     draws = {name: torch.from_numpy(value) for name, value in method.draw(np.random.default_rng(0), B).items()}
     expected_x, expected_u = without_mixing(live, model.ema if guess_weights == "ema" else live, batch)
     other = without_mixing(live, live if guess_weights == "ema" else model.ema, batch)[1]
-    _, metrics = method.loss(model, batch, draws, at(0))
+    _, metrics, _ = method.loss(model, batch, draws, at(0), {})
     assert metrics["loss_x"].item() == pytest.approx(expected_x.item(), rel=1e-10)
     assert metrics["loss_u"].item() == pytest.approx(expected_u.item(), rel=1e-10)
     assert abs(other - expected_u) > 1e-3

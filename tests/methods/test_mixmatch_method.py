@@ -160,7 +160,7 @@ def random_batch(K: int) -> tuple[Batch, dict[str, Tensor]]:
     y = torch.eye(L, dtype=torch.float64)[torch.from_numpy(rng.integers(0, L, B))]
     rows = (K + 1) * B
     draws = {"lam": torch.from_numpy(rng.beta(0.75, 0.75, rows)), "perm": torch.from_numpy(rng.permutation(rows))}
-    return Batch(images(B), y, images(K, B)), draws
+    return Batch(images(B), y, images(K, B), torch.arange(B)), draws
 
 
 def at(step: float, total: int = 100_000) -> Progress:
@@ -176,7 +176,7 @@ def test_a_step_is_the_official_codes(passes: str, K: int) -> None:
     network, (batch, draws) = small_network(), random_batch(K)
     expected = reference(network, batch, **draws, fused=passes == "fused", T=0.5, weight=75 * 4096 / 16384)
     method = MixMatch(K=K, T=0.5, lambda_u=75.0, passes=passes)  # type: ignore[arg-type]
-    loss, metrics = method.loss(Model(network), batch, draws, at(4096))
+    loss, metrics, _ = method.loss(Model(network), batch, draws, at(4096), {})
     loss.backward()  # type: ignore[no-untyped-call]
     close = {"rtol": 1e-10, "atol": 1e-12}
     torch.testing.assert_close(loss.detach(), expected.loss.detach(), **close)
@@ -192,7 +192,7 @@ def test_a_step_is_the_official_codes(passes: str, K: int) -> None:
 def test_another_temperature() -> None:
     network, (batch, draws) = small_network(), random_batch(2)
     expected = reference(network, batch, **draws, fused=False, T=0.8, weight=100.0)
-    loss, _ = MixMatch(T=0.8, ramp=0).loss(Model(network), batch, draws, at(0))
+    loss, *_ = MixMatch(T=0.8, ramp=0).loss(Model(network), batch, draws, at(0), {})
     torch.testing.assert_close(loss.detach(), expected.loss.detach(), rtol=1e-10, atol=1e-12)
 
 
@@ -204,7 +204,7 @@ def test_guesses_of_the_averaged_weights(passes: str) -> None:
         model.ema[name] = value * 1.5 + 0.1
     expected = reference(network, batch, **draws, fused=passes == "fused", T=0.5, weight=9.0, guess_with=model.ema)
     method = MixMatch(ramp=0, lambda_u=9.0, guess_weights="ema", passes=passes)  # type: ignore[arg-type]
-    loss, _ = method.loss(model, batch, draws, at(0))
+    loss, *_ = method.loss(model, batch, draws, at(0), {})
     loss.backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(loss.detach(), expected.loss.detach(), rtol=1e-10, atol=1e-12)
     for name, parameter in network.named_parameters():
@@ -220,7 +220,7 @@ def test_fused_passes_take_batches_of_two_sizes(labeled: int, unlabeled: int) ->
     y, lam, perm = torch.eye(L).double()[torch.arange(labeled) % L], torch.rand(rows).double(), torch.randperm(rows)
     model = Model(network)
     method = MixMatch(ramp=0, lambda_u=9.0, passes="fused")
-    loss, _ = method.loss(model, Batch(x, y, u), {"lam": lam, "perm": perm}, at(0))
+    loss, *_ = method.loss(model, Batch(x, y, u, torch.arange(len(x))), {"lam": lam, "perm": perm}, at(0), {})
     with torch.no_grad():
         guesses = torch.softmax(forward(dict(network.named_parameters()), u.flatten(0, 1)).logits, 1)
         q = (guesses[:unlabeled] + guesses[unlabeled:]) / 2
@@ -264,7 +264,7 @@ def test_the_passes_it_makes(passes: Any, expected: list[tuple[int, str, bool]])
         return x.flatten(1)[:, :L]
 
     batch, draws = random_batch(2)
-    MixMatch(passes=passes).loss(model, batch, draws, at(0))  # type: ignore[arg-type]
+    MixMatch(passes=passes).loss(model, batch, draws, at(0), {})  # type: ignore[arg-type]
     assert seen == expected
 
 
@@ -284,7 +284,7 @@ def test_the_ramp_of_the_unlabeled_weight(settings: dict[str, Any], step: int, w
     """Over 16,384 steps whatever the length of the run."""
     network, (batch, draws) = small_network(), random_batch(2)
     for total in (100, 2**20):
-        loss, metrics = MixMatch(**settings).loss(Model(network), batch, draws, at(step, total))
+        loss, metrics, _ = MixMatch(**settings).loss(Model(network), batch, draws, at(step, total), {})
         assert (loss - metrics["loss_x"]).item() == pytest.approx(weight * metrics["loss_u"].item(), rel=1e-9)
     assert metrics["loss_u"] > 1e-3
 
@@ -312,7 +312,7 @@ def test_draws_one_lambda_a_row_from_beta_and_a_shuffle_of_all_rows() -> None:
 def test_draws_follow_K_and_alpha(K: int, alpha: float) -> None:
     method = MixMatch(K=K, alpha=alpha)
     drawn = method.draw(np.random.default_rng(5), 1000)
-    assert method.unlabeled_views == K
+    assert len(method.views) == K
     assert drawn["lam"].shape == drawn["perm"].shape == ((K + 1) * 1000,)
     assert stats.kstest(drawn["lam"].astype(np.float64), stats.beta(alpha, alpha).cdf).pvalue > 0.01
 
@@ -345,7 +345,7 @@ def test_label_smoothing() -> None:
     network, (batch, _) = small_network(), random_batch(2)
     log_p = torch.log(softmax(forward(dict(network.named_parameters()), batch.x).logits)).detach()
     targets = np.where(batch.y.numpy() == 1, 1 - 0.2 * (1 - 1 / L), 0.2 / L)
-    loss, _ = Supervised(smoothing=0.2).loss(Model(network), batch, {}, at(0))
+    loss, *_ = Supervised(smoothing=0.2).loss(Model(network), batch, {}, at(0), {})
     assert loss.item() == pytest.approx(-(targets * log_p.numpy()).sum(1).mean(), rel=1e-12)
 
 
@@ -357,7 +357,7 @@ def test_supervised_is_cross_entropy_on_the_labeled_images_alone() -> None:
     expected = -(batch.y * torch.log(softmax(seen.logits))).sum(1).mean()
     gradients = torch.autograd.grad(expected, list(p.values()))
     method = Supervised()
-    loss, metrics = method.loss(Model(network), batch._replace(u=torch.empty(0)), {}, at(3))
+    loss, metrics, _ = method.loss(Model(network), batch._replace(u=torch.empty(0)), {}, at(3), {})
     loss.backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(loss.detach(), expected.detach())
     torch.testing.assert_close(metrics["loss"].detach(), expected.detach())
@@ -365,7 +365,7 @@ def test_supervised_is_cross_entropy_on_the_labeled_images_alone() -> None:
         torch.testing.assert_close(parameter.grad, gradient)
     running = (1 - MOMENTUM) * before["2.running_mean"] + MOMENTUM * seen.mean
     torch.testing.assert_close(network[2].running_mean, running)
-    assert method.unlabeled_views == 0
+    assert len(method.views) == 0
     assert method.draw(np.random.default_rng(0), 64) == {}
 
 
@@ -384,7 +384,7 @@ def test_methods_by_name() -> None:
 
 def test_settings_and_defaults() -> None:
     """The code's defaults where the paper's commands do not say (w_match 100), the paper's alpha."""
-    assert methods.settings_of("mixmatch") == {
+    assert {name: s.default for name, s in methods.declared("mixmatch").items()} == {
         "K": 2,
         "T": 0.5,
         "alpha": 0.75,
@@ -394,7 +394,7 @@ def test_settings_and_defaults() -> None:
         "mix": "all",
         "passes": "official",
     }
-    assert methods.settings_of("supervised") == {"smoothing": 0.0}
+    assert {name: s.default for name, s in methods.declared("supervised").items()} == {"smoothing": 0.0}
 
 
 def test_build_uses_what_is_given() -> None:
@@ -407,24 +407,24 @@ def test_build_uses_what_is_given() -> None:
     ("settings", "message"),
     [
         ({"lamda_u": 75}, "unknown setting of method 'mixmatch' 'lamda_u': did you mean 'lambda_u'?"),
-        ({"K": 0}, "mixmatch: K=0 must be 1 or more"),
-        ({"K": -2}, "mixmatch: K=-2 must be 1 or more"),
-        ({"K": 1.5}, "mixmatch: K=1.5 must be a whole number"),
-        ({"K": "2"}, "mixmatch: K='2' must be a finite number"),
-        ({"K": True}, "mixmatch: K=True must be a finite number"),
-        ({"K": None}, "mixmatch: K=None must be a finite number"),
-        ({"alpha": 0}, "mixmatch: alpha=0 must be more than 0"),
-        ({"alpha": -0.5}, "mixmatch: alpha=-0.5 must be more than 0"),
-        ({"alpha": [0.75]}, "mixmatch: alpha=[0.75] must be a finite number"),
-        ({"T": -1}, "mixmatch: T=-1 must be 0 or more"),
-        ({"T": math.nan}, "mixmatch: T=nan must be a finite number"),
-        ({"lambda_u": math.inf}, "mixmatch: lambda_u=inf must be a finite number"),
-        ({"lambda_u": -1.0}, "mixmatch: lambda_u=-1.0 must be 0 or more"),
-        ({"ramp": -1}, "mixmatch: ramp=-1 must be 0 or more"),
-        ({"ramp": 10.5}, "mixmatch: ramp=10.5 must be a whole number"),
-        ({"passes": "x"}, "mixmatch: passes='x' is not one of official, fused"),
-        ({"passes": 3}, "mixmatch: passes=3 is not one of official, fused"),
-        ({"passes": ["fused"]}, "mixmatch: passes=['fused'] is not one of official, fused"),
+        ({"K": 0}, "K=0 must be a whole number of at least 1"),
+        ({"K": -2}, "K=-2 must be a whole number of at least 1"),
+        ({"K": 1.5}, "K=1.5 must be a whole number of at least 1"),
+        ({"K": "2"}, "K='2' must be a whole number of at least 1"),
+        ({"K": True}, "K=True must be a whole number of at least 1"),
+        ({"K": None}, "K=None must be a whole number of at least 1"),
+        ({"alpha": 0}, "alpha=0 must be a number above 0"),
+        ({"alpha": -0.5}, "alpha=-0.5 must be a number above 0"),
+        ({"alpha": [0.75]}, "alpha=[0.75] must be a number above 0"),
+        ({"T": -1}, "T=-1 must be a number of at least 0"),
+        ({"T": math.nan}, "T=nan must be a number of at least 0"),
+        ({"lambda_u": math.inf}, "lambda_u=inf must be a number of at least 0"),
+        ({"lambda_u": -1.0}, "lambda_u=-1.0 must be a number of at least 0"),
+        ({"ramp": -1}, "ramp=-1 must be a whole number of at least 0"),
+        ({"ramp": 10.5}, "ramp=10.5 must be a whole number of at least 0"),
+        ({"passes": "x"}, "passes='x' must be one of official, fused"),
+        ({"passes": 3}, "passes=3 must be one of official, fused"),
+        ({"passes": ["fused"]}, "passes=['fused'] must be one of official, fused"),
     ],
 )
 def test_wrong_settings_are_named(settings: dict[str, Any], message: str) -> None:

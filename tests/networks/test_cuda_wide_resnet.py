@@ -14,27 +14,32 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mixmatch import networks
-from mixmatch.networks.cuda import wide_resnet as fused
+from mixmatch.networks import cuda
+from mixmatch.networks.cuda import launch, streams, tiles, tma, wide_resnet
+from mixmatch.networks.cuda.shape import Convolution
+from mixmatch.networks.cuda.tiles import Work
 from mixmatch.networks.wide_resnet import WideResNet
+from mixmatch.training.model import Forward
 
 SCRIPT = """
 import json, sys
 import torch
-from mixmatch.methods.base import both, several
-from mixmatch.networks.cuda import wide_resnet as fused
+from mixmatch.methods.base import forward_each, targets_and_logits
+from mixmatch.networks import cuda
+from mixmatch.networks.cuda import launch, tiles, tma
 from mixmatch.networks.wide_resnet import WideResNet
-from mixmatch.training.model import Passes
+from mixmatch.training.model import Forward
 
-fused.NUMBERS = torch.float32
-groups, batch, quiet, size, filters, repeat, scales, boxes, channels = json.loads(sys.argv[1])
-launched = set()
-described = fused.described
-fused.described = lambda x, *shape: launched.add(len(shape)) or described(x, *shape)
-if not boxes:
-    fused._without_boxes.add(torch.device("cpu"))
+launch.DTYPE = torch.float32
+groups, batch, targets, size, filters, repeat, scales, by_tma, channels = json.loads(sys.argv[1])
+copied = set()
+descriptor = tma.descriptor
+tma.descriptor = lambda x, *block: copied.add(len(block)) or descriptor(x, *block)
+if not by_tma:
+    tma.disabled.add(torch.device("cpu"))
 torch.manual_seed(0)
 plain = WideResNet(7, channels, filters, repeat, scales, momentum=0.1).double()
 for parameter in plain.parameters():
@@ -42,14 +47,14 @@ for parameter in plain.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
 ours = WideResNet(7, channels, filters, repeat, scales, momentum=0.1).to(memory_format=torch.channels_last)
 ours.load_state_dict(plain.state_dict())
-shape = fused.shape_of(ours, (channels, size, size))
-assert shape is not None and fused.fits(shape, [batch] * groups)
+shape = cuda.shape_of(ours, (channels, size, size))
+assert shape is not None and cuda.fits(shape, [batch] * groups)
 x = torch.randn(groups * batch, channels, size, size, dtype=torch.float64)
-views = torch.randn(*quiet, channels, size, size, dtype=torch.float64)
+views = torch.randn(*targets, channels, size, size, dtype=torch.float64)
 ema = {name: 0.9 * parameter.detach() for name, parameter in plain.named_parameters()}
 low = {name: value.float().to(memory_format=torch.channels_last) if value.dim() == 4 else value.float()
        for name, value in ema.items()}
-reference, kernels = Passes(plain, ema, "fp32"), Passes(ours, low, "bf16", shape=shape)
+reference, kernels = Forward(plain, ema, "fp32"), Forward(ours, low, "bf16", shape=shape)
 torch.manual_seed(1)
 direction = torch.randn(groups * batch, 7, dtype=torch.float64)
 worst = {}
@@ -60,15 +65,15 @@ def compare(name, ours, reference):
 
 for passes, of in ((reference, plain), (kernels, ours)):
     kind = next(of.parameters()).dtype
-    guesses, logits = both(passes, list(views.to(kind)), list(x.to(kind).chunk(groups)))
+    guesses, logits = targets_and_logits(passes, list(views.to(kind)), list(x.to(kind).chunk(groups)))
     assert not any(guess.requires_grad for guess in guesses)
     passes.guesses, logits = torch.cat(guesses), torch.cat(logits)
     (logits * direction.to(logits.dtype)).sum().backward()
     passes.logits = logits.detach()
-    passes.averaged = torch.cat(several(passes, list(x.to(logits.dtype).chunk(groups)), weights="ema"))
+    passes.averaged = torch.cat(forward_each(passes, list(x.to(logits.dtype).chunk(groups)), weights="ema"))
     before = [parameter.grad for parameter in of.parameters()]
     of.zero_grad()
-    taught, again = both(passes, list(views.to(kind)), list(x.to(kind).chunk(groups)), "ema")
+    taught, again = targets_and_logits(passes, list(views.to(kind)), list(x.to(kind).chunk(groups)), "ema")
     assert not any(guess.requires_grad for guess in taught)
     (torch.cat(again) * direction.to(logits.dtype)).sum().backward()
     passes.taught, passes.again = torch.cat(taught), torch.cat(again).detach()
@@ -92,23 +97,23 @@ for (name, parameter), (_, true) in zip(ours.named_parameters(), plain.named_par
 for (name, value), (_, true) in zip(ours.named_buffers(), plain.named_buffers()):
     compare("statistics", value, true.double())
 before = {name: value.clone() for name, value in ours.state_dict().items()}
-assert fused.problem(ours, shape, batch, torch.device("cpu")) is None
+assert cuda.problem(ours, shape, batch, torch.device("cpu")) is None
 assert all(torch.equal(value, before[name]) for name, value in ours.state_dict().items())
 assert all(parameter.requires_grad for parameter in ours.parameters())
-assert launched == ({2, 4} if boxes else set()), launched
-if boxes:
-    fused.TILES["boxes forward 3 32 32 2"] = [128, 64, 48, 4, 2]  # no power of two
-    assert fused.problem(ours, shape, batch, torch.device("cpu")) is None
-    assert not fused.copies_boxes(torch.device("cpu"))
-fused.TILES = {f"forward 3 {channels} 16 {shape.spans[0]}": [16, 16, 12, 4, 2]}  # no power of two
-assert "power of 2" in str(fused.problem(ours, shape, batch, torch.device("cpu")).__cause__), "?"
+assert copied == ({2, 4} if by_tma else set()), copied
+if by_tma:
+    tiles.TILES["tma forward 3 32 32 2"] = [128, 64, 48, 4, 2]  # no power of two
+    assert cuda.problem(ours, shape, batch, torch.device("cpu")) is None
+    assert not tma.uses_tma(torch.device("cpu"))
+tiles.TILES = {f"forward 3 {channels} 16 {shape.stem.pixels_per_row}": [16, 16, 12, 4, 2]}  # no power of two
+assert "power of 2" in str(cuda.problem(ours, shape, batch, torch.device("cpu")).__cause__), "?"
 print(json.dumps(worst))
 """
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
 @pytest.mark.parametrize(
-    ("groups", "batch", "quiet", "size", "filters", "repeat", "scales", "boxes", "channels"),
+    ("groups", "batch", "targets", "size", "filters", "repeat", "scales", "by_tma", "channels"),
     [
         (1, 12, (1, 8), 8, 16, 1, 2, False, 3),  # as MixMatch with fused passes
         (3, 4, (2, 4), 8, 16, 2, 1, False, 3),  # with official ones
@@ -121,15 +126,15 @@ print(json.dumps(worst))
 def test_kernels_compute_the_plain_network(
     groups: int,
     batch: int,
-    quiet: tuple[int, int],
+    targets: tuple[int, int],
     size: int,
     filters: int,
     repeat: int,
     scales: int,
-    boxes: bool,
+    by_tma: bool,
     channels: int,
 ) -> None:
-    case = json.dumps([groups, batch, quiet, size, filters, repeat, scales, boxes, channels])
+    case = json.dumps([groups, batch, targets, size, filters, repeat, scales, by_tma, channels])
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, case], env=environment, capture_output=True, text=True, timeout=500, check=False
@@ -143,25 +148,35 @@ def test_kernels_compute_the_plain_network(
 
 
 def test_which_networks_have_kernels() -> None:
-    def shape(name: str, *image: int) -> fused.Shape | None:
-        return fused.shape_of(networks.build(name, 10, image), image)
+    def shape(name: str, *image: int) -> cuda.Shape | None:
+        return cuda.shape_of(networks.build(name, 10, image), image)
 
     large = shape("wrn-28-2", 3, 32, 32)
     assert large is not None
     assert len(large.blocks) == 12
-    assert large.norms[:4] == [16, 32, 32, 32]
-    assert fused.Shape.decoded(tuple(large.encoded())) == large
+    assert [norm.channels for norm in large.norms[:4]] == [16, 32, 32, 32]
+    assert [norm.offset for norm in large.norms[:4]] == [0, 16, 48, 80]
+    assert [conv.index for conv in large.convolutions] == list(range(28))  # the stem, 24 in blocks, 3 shortcuts
+    assert cuda.Shape.decoded(large.code) == large
+    sizes = {name: tuple(value.shape) for name, value in WideResNet(10).named_parameters()}
+    for conv in large.convolutions:
+        kernel = (conv.out_channels, conv.in_channels, conv.kernel, conv.kernel)
+        assert sizes.pop(f"{conv.name}.weight") == kernel
+        assert sizes.pop(f"{conv.name}.bias") == kernel[:1]
+    for norm in large.norms:
+        assert sizes.pop(f"{norm.name}.weight") == sizes.pop(f"{norm.name}.bias") == (norm.channels,)
+    assert sizes.keys() == {"head.weight", "head.bias"}
     assert shape("wrn-28-large", 3, 32, 32) is None  # 135 filters are no power of two
     assert shape("cnn13", 3, 32, 32) is None
-    assert fused.shape_of(nn.Linear(3, 10), (3,)) is None
-    assert fused.shape_of(WideResNet(10), (3, 32, 24)) is None
-    assert fused.shape_of(WideResNet(10), (3, 30, 30)) is None  # cannot be halved twice
+    assert cuda.shape_of(nn.Linear(3, 10), (3,)) is None
+    assert cuda.shape_of(WideResNet(10), (3, 32, 24)) is None
+    assert cuda.shape_of(WideResNet(10), (3, 30, 30)) is None  # cannot be halved twice
 
     class Other(WideResNet):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return 2 * super().forward(x)
 
-    assert fused.shape_of(Other(10), (3, 32, 32)) is None
+    assert cuda.shape_of(Other(10), (3, 32, 32)) is None
 
 
 def changed(part: str, value: Any) -> WideResNet:
@@ -184,16 +199,16 @@ def changed(part: str, value: Any) -> WideResNet:
     ids=["eps", "momentum", "affine", "norm", "head", "bias"],
 )
 def test_a_network_with_another_part_has_no_kernels(network: WideResNet) -> None:
-    assert fused.shape_of(network, (3, 32, 32)) is None
+    assert cuda.shape_of(network, (3, 32, 32)) is None
 
 
 def test_values_that_32_bits_cannot_count_do_not_fit() -> None:
-    shape = fused.shape_of(WideResNet(10), (3, 96, 96))
+    shape = cuda.shape_of(WideResNet(10), (3, 96, 96))
     assert shape is not None
-    assert fused.fits(shape, [256] * 5)
+    assert cuda.fits(shape, [256] * 5)
     assert 7264 * 96 * 96 * 32 < 2**31 < 7296 * 96 * 96 * 32
-    assert fused.fits(shape, [7264])
-    assert not fused.fits(shape, [7296])
+    assert cuda.fits(shape, [7264])
+    assert not cuda.fits(shape, [7296])
 
 
 @pytest.mark.parametrize(
@@ -201,54 +216,76 @@ def test_values_that_32_bits_cannot_count_do_not_fit() -> None:
     [([64] * 5, 32, True), ([128, 192], 32, True), ([7, 5], 16, True), ([4, 8], 8, True), ([4, 6], 8, False)],
 )
 def test_which_batches_fit(sizes: list[int], image: int, fit: bool) -> None:
-    shape = fused.shape_of(WideResNet(10), (3, image, image))
+    shape = cuda.shape_of(WideResNet(10), (3, image, image))
     assert shape is not None
-    assert fused.fits(shape, sizes) is fit
+    assert cuda.fits(shape, sizes) is fit
 
 
 def test_pixels_computed_together_must_fill_tiles() -> None:
-    shape = fused.shape_of(WideResNet(10, 3, 16, 1, 1), (3, 4, 4))
+    shape = cuda.shape_of(WideResNet(10, 3, 16, 1, 1), (3, 4, 4))
     assert shape is not None
-    assert shape.spans == [2, 2, 2]
-    assert fused.fits(shape, [2])
-    assert not fused.fits(shape, [1])  # 16 pixels are 8 pairs
+    assert [conv.pixels_per_row for conv in shape.convolutions] == [2, 2, 2]
+    assert cuda.fits(shape, [2])
+    assert not cuda.fits(shape, [1])  # 16 pixels are 8 pairs
 
 
 def test_tiles_fit_any_number_of_rows() -> None:
     for rows in (64, 48, 4096, 196_608):
         for channels in (3, 16, 32, 64, 128, 256):
             for out in (16, 32, 64, 128, 256):
-                span = fused.span(channels, out, 8)
-                for kind in ("forward", "backward", "boxes forward", "boxes backward"):
-                    bm, bn, bk, *_ = fused.conv_tiles(rows, 3, channels, out, kind, span)
-                    assert rows % bm == 0 == span * out % bn
-                    assert bk >= 16
-                    assert channels < 32 or "boxes" not in kind or channels % bk == 0
-                for kind in ("weights", "boxes weights"):
-                    taps, bm, bn, parts, *_ = fused.gradient_tiles(rows, 3, channels, out, kind, span)
-                    assert 3 % taps == 0 == rows % (bm * parts) == span * out % bn
-                    assert taps in ((3,) if span > 1 and kind == "weights" else (1,) if "boxes" in kind else (1, 3))
-            assert channels == 3 or rows % fused.point_rows(rows, channels) == 0
+                pixels = Convolution(0, "", channels, out, 3, 1, 8).pixels_per_row
+                for work in (Work.FORWARD, Work.BACKWARD):
+                    for by_tma in (False, True):
+                        tile = tiles.conv_tile(work, by_tma, rows, 3, channels, out, pixels)
+                        assert rows % tile.bm == 0 == pixels * out % tile.bn
+                        assert tile.bk >= 16
+                        assert channels < 32 or not by_tma or channels % tile.bk == 0
+                for by_tma in (False, True):
+                    found = tiles.weight_tile(by_tma, rows, 3, channels, out, pixels)
+                    assert 3 % found.taps == 0 == rows % (found.bm * found.parts) == pixels * out % found.bn
+                    assert found.taps in ((1,) if by_tma else (3,) if pixels > 1 else (1, 3))
+            assert channels == 3 or rows % tiles.pointwise_rows(rows, channels) == 0
 
 
-def test_which_tiles_are_boxes() -> None:
-    assert fused.box(128, 16, 1) == (1, 8, 16)
-    assert fused.box(128, 8, 1) == (2, 8, 8)
-    assert fused.box(256, 32, 2) == (1, 16, 16)
-    assert fused.box(16, 32, 1) is None  # less than a line
-    assert fused.box(128, 24, 1) is None
-    assert fused.box(128, 12, 3) is None  # two images and a part of one
-    assert fused.worth_boxes("forward", 32, 16)
-    assert not fused.worth_boxes("forward", 48, 64)  # would not fill tiles
-    assert not fused.worth_boxes("weights", 32, 64)
+def test_every_tile_of_the_table_has_a_key() -> None:
+    keys = {
+        tiles.key(work, by_tma, 3, into, out, pixels)
+        for work in Work
+        for by_tma in (False, True)
+        for into in (3, 16, 32, 64, 128)
+        for out in (16, 32, 64, 128)
+        for pixels in (1, 2)
+    }
+    assert tiles.TILES.keys() <= keys
+
+
+def test_which_tiles_are_blocks() -> None:
+    assert tma.block_of(128, 16, 1) == (1, 8, 16)
+    assert tma.block_of(128, 8, 1) == (2, 8, 8)
+    assert tma.block_of(256, 32, 2) == (1, 16, 16)
+    assert tma.block_of(16, 32, 1) is None  # less than a line
+    assert tma.block_of(128, 24, 1) is None
+    assert tma.block_of(128, 12, 3) is None  # two images and a part of one
+    assert tma.enough_channels(Work.FORWARD, 32, 16)
+    assert not tma.enough_channels(Work.FORWARD, 48, 64)  # would not fill tiles
+    assert not tma.enough_channels(Work.WEIGHTS, 32, 64)
     for rows in (16, 32, 64, 128, 256):
         for size in (4, 6, 8, 12, 16, 24, 32, 48, 64, 96):
-            for span in (1, 2):
-                if found := fused.box(rows, size, span):
+            for pixels in (1, 2):
+                if found := tma.block_of(rows, size, pixels):
                     assert math.prod(found) == rows
-                    assert found[2] * span == size
+                    assert found[2] * pixels == size
                     assert size % found[1] == 0
                     assert found[0] == 1 or found[1] == size
+
+
+def test_the_package_loads_without_triton() -> None:
+    code = "import sys, mixmatch.networks.cuda; sys.exit('triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+SAME = {"SIZE": 3, "STRIDE": 1, "PAD": 1, "IN_H": 16, "IN_W": 16}
+"""A convolution that keeps the size of images."""
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
@@ -257,27 +294,19 @@ def test_which_tiles_are_boxes() -> None:
     [
         (capability, name, backward, own)
         for name, backward, own in [
-            ("convolve", False, {"SIZE": 3, "STRIDE": 1, "PAD": 1, "IN_H": 16, "IN_W": 16}),
-            ("convolve", True, {"SIZE": 3, "STRIDE": 1, "PAD": 1, "IN_H": 16, "IN_W": 16}),
+            ("convolve", False, SAME),
+            ("convolve", True, SAME),
             ("convolve", True, {"SIZE": 3, "STRIDE": 2, "PAD": 0, "IN_H": 8, "IN_W": 8}),
-            ("convolve_spans", False, {"SPAN": 2}),
-            ("convolve_spans", True, {"SPAN": 2}),
-            (
-                "weight_gradient",
-                False,
-                {"SIZE": 3, "STRIDE": 1, "PAD": 1, "IN_H": 16, "IN_W": 16, "SPAN": 1, "TAPS": 1, "COLUMNS": 64},
-            ),
-            (
-                "weight_gradient",
-                False,
-                {"SIZE": 3, "STRIDE": 1, "PAD": 1, "IN_H": 16, "IN_W": 16, "SPAN": 2, "TAPS": 3, "COLUMNS": 256},
-            ),
-            ("convolve_boxes", False, {"SPAN": 1, "OUT_C": 64, "BN": 64}),
-            ("convolve_boxes", True, {"SPAN": 1, "OUT_C": 64, "BN": 64}),
-            ("convolve_boxes", False, {"SPAN": 2, "BN": 64}),
-            ("weight_gradient_boxes", False, {"OUT_C": 64, "BN": 64}),
+            ("convolve_few_channels", False, {"PIXELS_PER_ROW": 2}),
+            ("convolve_few_channels", True, {"PIXELS_PER_ROW": 2}),
+            ("weight_gradient", False, {**SAME, "PIXELS_PER_ROW": 1, "TAPS": 1, "COLUMNS": 64}),
+            ("weight_gradient", False, {**SAME, "PIXELS_PER_ROW": 2, "TAPS": 3, "COLUMNS": 256}),
+            ("convolve_tma", False, {"PIXELS_PER_ROW": 1, "OUT_C": 64, "BN": 64}),
+            ("convolve_tma", True, {"PIXELS_PER_ROW": 1, "OUT_C": 64, "BN": 64}),
+            ("convolve_tma", False, {"PIXELS_PER_ROW": 2, "BN": 64}),
+            ("weight_gradient_tma", False, {"OUT_C": 64, "BN": 64}),
         ]
-        for capability in ((90,) if name.endswith("boxes") else (80, 90))
+        for capability in ((90,) if name.endswith("tma") else (80, 90))
     ],
 )
 def test_convolutions_compile_for_gpus(
@@ -297,12 +326,12 @@ def test_convolutions_compile_for_gpus(
     wanted |= {"EPS": 1e-3, "SLOPE": 0.1, "PRECISION": "tf32"}
     arguments = kernel.arg_names
     wanted = {key: value for key, value in wanted.items() if key in arguments}
-    low = dict.fromkeys(("x", "w", "g", "residual", "y", "raw"), "*bf16")
-    high = dict.fromkeys(("bias", "sums", "raw_sums", "gamma", "beta", "dw"), "*fp32")
+    low = dict.fromkeys(("x", "w", "g", "residual", "y", "norm_input"), "*bf16")
+    high = dict.fromkeys(("bias", "sums", "norm_input_sums", "gamma", "beta", "dw"), "*fp32")
     kinds = {**low, **high, **dict.fromkeys(wanted, "constexpr")}
-    if name.endswith("boxes"):
-        across = 16 // wanted.get("SPAN", 1)
-        kinds["x"] = f"tensordesc<bf16[1, {64 // across}, {across}, 64]>"
+    if name.endswith("tma"):
+        rows_per_line = 16 // wanted.get("PIXELS_PER_ROW", 1)
+        kinds["x"] = f"tensordesc<bf16[1, {64 // rows_per_line}, {rows_per_line}, 64]>"
         kinds["w"] = kinds["g"] = "tensordesc<bf16[64, 64]>"
     source = ASTSource(
         fn=kernel,
@@ -311,46 +340,63 @@ def test_convolutions_compile_for_gpus(
     )
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
     assert "mma" in compiled.asm["ptx"]  # it uses the tensor cores
-    if name.endswith("boxes"):
+    if name.endswith("tma"):
         assert "cp.async.bulk.tensor.4d" in compiled.asm["ptx"]
         assert "ttg.memdesc_reshape" in compiled.asm["ttgir"]  # multiplied where they were copied to
 
 
-class Stream:
-    """What CUDA allows a stream while a step is being recorded: to wait only for streams that are part of it."""
+@pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
+def test_passes_compile_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that does not compile as a whole is slower, and no test without a GPU would tell."""
+    monkeypatch.setattr(wide_resnet, "_pass_forward", lambda kernels, *_: (kernels.zero_sums(), []))
+    network = WideResNet(10, 3, 16, 1, 2)
+    shape = cuda.shape_of(network, (3, 8, 8))
+    tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    averaged = {name: value.detach().clone() for name, value in network.named_parameters()}
 
-    def __init__(self, recorded: bool = False) -> None:
-        self.recorded, self.waited_for = recorded, True
+    def logits(tensors: dict[str, Tensor], averaged: dict[str, Tensor], x: Tensor) -> Tensor:
+        passes = Forward(network, averaged, "bf16", tensors, shape)
+        targets, learned = passes.targets_and_logits([x, x], [x], "ema")
+        return torch.cat([*targets, *learned, *passes.forward_each([x, x])])
+
+    compiled = torch.compile(logits, fullgraph=True, backend="eager")
+    assert compiled(tensors, averaged, torch.zeros(4, 3, 8, 8)).shape == (20, 10)
+
+
+class Stream:
+    """What CUDA allows a stream while a graph is captured: to wait only for streams that are part of it."""
+
+    def __init__(self, captured: bool = False) -> None:
+        self.captured, self.waited_for = captured, True
         self.cuda_stream = id(self)
 
     def wait_stream(self, other: Stream) -> None:
-        assert other.recorded or not self.recorded, "the recording depends on what is not in it"
-        if other.recorded:
-            self.recorded, self.waited_for, other.waited_for = True, False, True
+        assert other.captured or not self.captured, "the graph depends on what is not in it"
+        if other.captured:
+            self.captured, self.waited_for, other.waited_for = True, False, True
 
 
 @pytest.mark.parametrize("work", [0, 1, 2])
-def test_a_stream_beside_another_is_part_of_a_recording_only_if_it_has_work(
-    work: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here, there, done = Stream(recorded=True), Stream(), []
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: here)
+def test_a_side_stream_is_part_of_a_graph_only_if_it_has_work(work: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    main, side, done = Stream(captured=True), Stream(), []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    monkeypatch.setattr(fused, "_beside", lambda *of: there)
-    with fused._Aside(torch.device("cuda")) as aside:
+    monkeypatch.setattr(streams, "_side_stream", lambda *of: side)
+    with streams.SideStream(torch.device("cuda")) as running:
         for number in range(work):
-            aside.run(done.append, number)
+            running.run(done.append, number)
     assert done == list(range(work))
-    assert there.waited_for
+    assert side.waited_for
 
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_weights_for_two_pixels_at_once(backward: bool) -> None:
-    """Gathered weights applied to pairs of pixels, by hand, are the convolution, and backwards its transpose."""
+    """Expanded weights applied to pairs of pixels, by hand, are the convolution, and backwards its transpose."""
     torch.manual_seed(0)
     plain, weight = torch.randn(4, 3, 1, 1, dtype=torch.float64), torch.randn(5, 3, 3, 3, dtype=torch.float64)
     flat = torch.cat([w.permute(0, 2, 3, 1).flatten() for w in (plain, weight)] + [torch.zeros(1, dtype=torch.float64)])
-    index, counts = fused.spread(((4, 3, 1, 1), (5, 3, 3, 3)), (1, 2), backward, torch.device("cpu"))
+    convolutions = Convolution(0, "", 3, 4, 1, 1, 8), Convolution(1, "", 3, 5, 3, 1, 8)
+    index, counts = launch.expanded_index(convolutions, backward, torch.device("cpu"))
     assert counts == [0, 2 * 5 * 3 * 4 * 3] == [0, len(index)]
     into, out = (5, 3) if backward else (3, 5)
     wide = flat[index.long()].view(2, out, 3, 4, into)

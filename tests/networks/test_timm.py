@@ -12,8 +12,9 @@ from safetensors.torch import save_file
 
 import mixmatch
 from mixmatch import networks
-from mixmatch.data.source import Images, Source
+from mixmatch.data.source import Rows, Source
 from mixmatch.errors import MixMatchError
+from mixmatch.networks.heads import offers_features
 from mixmatch.networks.timm_backbone import Backbone, read_weights
 from mixmatch.training.progress import Quiet
 
@@ -24,7 +25,7 @@ NAME = "timm:resnet18"
 
 @pytest.mark.skipif(HAS_TIMM, reason="timm is installed")
 def test_without_timm_it_says_what_to_install() -> None:
-    with pytest.raises(MixMatchError, match=r"takes timm, which is not installed: pip install 'mixmatch\[timm\]'"):
+    with pytest.raises(MixMatchError, match=r"needs timm, which is not installed: pip install 'mixmatch\[timm\]'"):
         networks.build(NAME, 3, (3, 32, 32))
 
 
@@ -65,7 +66,7 @@ def test_weights_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_weights_are_for_timm_networks() -> None:
-    with pytest.raises(MixMatchError, match="weights are for timm"):
+    with pytest.raises(MixMatchError, match=r"weights= is for networks of timm \(timm:NAME\), not for 'wrn-28-2'"):
         networks.build("wrn-28-2", 3, (3, 32, 32), weights="w.safetensors")
 
 
@@ -75,6 +76,15 @@ def test_weights_are_for_timm_networks() -> None:
 def test_channels_classes_and_sizes(name: str, shape: tuple[int, int, int]) -> None:
     network = networks.build(name, 5, shape)
     assert network(torch.zeros(2, *shape)).shape == (2, 5)
+    x = torch.randn(2, *shape)
+    assert network.features(x).shape == (2, network.feature_size)
+    assert torch.equal(network.eval().classify(network.features(x)), network(x))
+
+
+@needs_timm
+@pytest.mark.parametrize("name", ["timm:deit_tiny_distilled_patch16_224", "timm:dla34"])  # two layers; a convolution
+def test_models_that_do_not_end_in_one_linear_layer_offer_no_features(name: str) -> None:
+    assert not offers_features(networks.build(name, 5, (3, 64, 64)))
 
 
 @needs_timm
@@ -108,7 +118,7 @@ def test_weights_fill_all_but_the_last_layer(tmp_path: Path) -> None:
 @needs_timm
 def test_training_saving_and_loading(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    images = Images(rng.integers(0, 256, (24, 32, 32, 3), np.uint8), np.arange(24, dtype=np.int64) % 3)
+    images = Rows(rng.integers(0, 256, (24, 32, 32, 3), np.uint8), np.arange(24, dtype=np.int64) % 3)
     source = Source("mine", ("a", "b", "c"), images, images)
     options = {"labels": 6, "steps": 3, "batch_size": 4, "pad": 2, "reporter": Quiet(), "device": "cpu"}
     torch.manual_seed(1)
@@ -119,5 +129,5 @@ def test_training_saving_and_loading(tmp_path: Path) -> None:
     assert record["settings"]["weights"] == weights
     (tmp_path / "w.safetensors").unlink()  # a trained model needs it no more
     model = mixmatch.load(tmp_path / "run", device="cpu")
-    wrong = (model.predict_proba(images.images).argmax(axis=1) != images.labels).mean()
+    wrong = (model.predict_proba(images.inputs).argmax(axis=1) != images.labels).mean()
     assert record["last_error"] == pytest.approx(100 * wrong)

@@ -13,7 +13,7 @@ from scipy import stats
 from torch import nn
 
 from mixmatch.errors import MixMatchError
-from mixmatch.networks import NETWORKS, WideResNet, build
+from mixmatch.networks import NETWORKS, WideResNet, build, scales_for
 from mixmatch.networks.wide_resnet import Conv
 
 # A plain NumPy network in float64
@@ -331,3 +331,18 @@ def test_what_cannot_be_built_is_said_in_one_line(arguments, message):
     with pytest.raises(MixMatchError, match=message) as error:
         build(*arguments)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("size", "scales"),
+    [(4, 2), (8, 2), (16, 2), (31, 2), (32, 3), (63, 3), (64, 4), (127, 4), (128, 5), (255, 5), (600, 5)],
+)
+def test_wrn_auto_has_more_stages_for_larger_images(size: int, scales: int) -> None:
+    assert scales_for(size) == scales
+    assert 8 <= math.ceil(size / 2 ** (scales - 1)) <= 16 or not 16 <= size <= 255
+
+
+def test_the_stages_of_wrn_auto_follow_the_shorter_side() -> None:
+    network = build("wrn-auto", 3, (1, 31, 40))
+    assert isinstance(network, WideResNet)
+    assert network.feature_size == 64

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from mixmatch.cli.pate import app
+from mixmatch.cli import app
 from mixmatch.errors import MixMatchError
 
 MATRIX = np.array([[250 - 2 * i, 2 * i - i // 2, i // 2, *[0] * 7] for i in range(100)])
 CONFIDENT = ("--mechanism", "confident-gnmax", "--threshold", 200, "--sigma1", 150, "--sigma2", 40)
-PROGRAM = "from mixmatch.cli.pate import app; app()"
+PROGRAM = "import sys; from mixmatch.cli import command_line; command_line()(['pate', *sys.argv[1:]])"
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def votes(tmp_path):
 
 def pate(*arguments):
     """Run `pate ...` in this process; a MixMatchError is what `mixmatch` prints as one line."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    result = CliRunner().invoke(app, ["pate", *map(str, arguments)])
     if isinstance(result.exception, MixMatchError):
         raise result.exception
     assert result.exit_code == 0, result.output

@@ -10,7 +10,7 @@ import pytest
 
 from mixmatch.cli import main
 from mixmatch.data import load
-from mixmatch.privacy.student import pool_rows
+from mixmatch.data.pate import pool_rows
 
 TINY = ("--network", "wrn-10-1", "--batch-size", 4, "--device", "cpu", "--quiet")
 TRUTH = load("digits").test.labels
@@ -123,9 +123,9 @@ def test_a_noise_seed_is_warned_about(call):
         (("student",), "test_32x32.mat"),
         (("student", "--delta", 1e-6), "give --votes too"),
         (("student", "--votes", "v.npy", "--threshold", 2), "--votes needs --delta"),
-        (("student", "--votes", "v.npy", "--threshold", 2, "--delta", 1e-6), "--threshold needs its noise"),
+        (("student", "--votes", "v.npy", "--threshold", 2, "--delta", 1e-6), "needs its noise"),
         (("student", "--answers", "none.json", "--data", "digits-test"), "none.json does not exist"),
-        (("run", "--queries", 251), "--queries 251: the pool has 250 images"),
+        (("run", "--queries", 251), "the pool has 250 images"),
         (("run", "--sigma2", 0), "sigma2 is 0"),
         (("run", "--delta", 2), "delta is 2"),
     ],

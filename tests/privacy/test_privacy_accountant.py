@@ -207,7 +207,7 @@ def winners(counts: np.ndarray, sigma: float) -> np.ndarray:
 
 @pytest.mark.parametrize("sigma", [4.0, 10.0, 25.0])
 @pytest.mark.parametrize("counts", [[60, 20, 20], [95, 5, 0], [100, 0, 0], [40, 35, 25], [80, 20, 0]])
-def test_the_bound_holds_for_every_neighbour(counts, sigma):
+def test_the_bound_holds_for_every_neighbor(counts, sigma):
     here = winners(np.array(counts), sigma)
     orders = np.array([1.5, 2, 4, 8, 16])
     bound = accountant.rdp_gnmax(accountant.logq_gnmax(counts, sigma), sigma, orders)
@@ -227,7 +227,7 @@ def test_the_bound_holds_for_every_neighbour(counts, sigma):
 
 @pytest.mark.parametrize(("threshold", "sigma", "teachers"), [(200, 200, 250), (16, 2, 30), (60, 10, 100)])
 def test_the_check_costs_no_less_than_it_reveals(threshold, sigma, teachers):
-    """The outcome of the check is one bit: its exact divergence between neighbours is below the bound."""
+    """The outcome of the check is one bit: its exact divergence between neighbors is below the bound."""
     v = np.arange(teachers + 1)
     passed = norm.logsf((threshold - v) / sigma)
     failed = norm.logcdf((threshold - v) / sigma)
@@ -358,7 +358,7 @@ def test_interactive_charges_for_the_margin_over_the_student():
     student = np.array([[0.4, 0.35, 0.25]])
     found = accountant.log_answer_probability(counts, InteractiveGNMax(30, 15, 40), student)
     assert np.exp(found[0]) == pytest.approx(norm.sf((30 - 50) / 15))  # 90 - 100 * 0.4
-    with pytest.raises(MixMatchError, match="--baseline"):
+    with pytest.raises(MixMatchError, match="baseline="):
         accountant.log_answer_probability(counts, InteractiveGNMax(30, 15, 40))
 
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mixmatch.data.pate import student_options
 from mixmatch.errors import MixMatchError
-from mixmatch.privacy import answers
-from mixmatch.privacy.answers import Asked, authors, read, renumber
+from mixmatch.privacy.answers import Answers, authors, read, renumber
 
 SVHN = tuple("1234567890")
 DIGITS = tuple("0123456789")
 
 
 def asked(rows, labels, **more):
-    return Asked(np.array(rows), np.array(labels), **more)
+    return Answers(np.array(rows), np.array(labels), **more)
 
 
 def test_the_authors_answers():
@@ -88,7 +88,7 @@ def test_bad_files_are_one_line(tmp_path, name, content, message):
 
 
 def test_too_many_queries():
-    with pytest.raises(MixMatchError, match="--queries 3: the answers are to 2 queries"):
+    with pytest.raises(MixMatchError, match="queries=3: the answers are to 2 queries"):
         asked([0, 1], [0, 1]).first(3)
 
 
@@ -104,7 +104,7 @@ def test_the_numbering_of_the_public_votes_is_turned_into_svhn_s():
 
 def test_what_could_mean_two_things_is_refused():
     given = asked([0, 1], [0, 1])
-    with pytest.raises(MixMatchError, match=r"say --classes 1234567890 if .* or --classes 0123456789 if 0 means '0'"):
+    with pytest.raises(MixMatchError, match=r"give classes=1234567890 if .* or classes=0123456789 if 0 means '0'"):
         renumber(given, SVHN)
     assert renumber(given, DIGITS).labels.tolist() == [0, 1]  # class 3 is the digit 3
     assert renumber(given, ("cat", "dog")).labels.tolist() == [0, 1]
@@ -125,6 +125,6 @@ def test_classes_that_contradict():
 
 
 def test_what_a_run_keeps():
-    part = answers.student_part(9, np.array([4, 2]), np.array([1, 0]))
+    part = student_options(9, np.array([4, 2]), np.array([1, 0]))
     assert part == {"student": {"pool": 9, "rows": [4, 2], "answers": [1, 0]}}
     assert json.loads(json.dumps(part)) == part

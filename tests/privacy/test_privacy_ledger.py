@@ -17,7 +17,7 @@ from mixmatch.errors import MixMatchError
 from mixmatch.privacy import ledger as module
 from mixmatch.privacy.accountant import Accountant
 from mixmatch.privacy.ledger import Budget, Ledger, answer_queries
-from mixmatch.privacy.mechanisms import ConfidentGNMax, GNMax, InteractiveGNMax, LNMax, Outcome
+from mixmatch.privacy.mechanisms import Answer, ConfidentGNMax, GNMax, InteractiveGNMax, LNMax
 from mixmatch.privacy.votes import from_counts
 
 VOTES = from_counts(np.random.default_rng(0).multinomial(100, [0.25, 0.2, 0.2, 0.2, 0.15], size=60))
@@ -46,14 +46,13 @@ def test_answers_and_charges_are_recorded(tmp_path):
     with Ledger(path, VOTES, MECHANISM) as book:
         result = answer_queries(book, range(20), OPEN)
         spent = book.epsilon(OPEN)
-        assert len(result.outcomes) == 20
-        assert not result.stopped
+        assert len(result) == 20
     found = lines(path)
     assert found[0]["votes_sha256"] == VOTES.sha256
     assert found[0]["parameters"] == {"threshold": 30, "sigma1": 20, "sigma2": 15}
     assert [line["charge"] for line in found if "charge" in line] == list(range(20))
     assert {line["answer"]: line["label"] for line in found if "answer" in line} == {
-        row: outcome.label for row, outcome in result.outcomes.items()
+        row: answer.label for row, answer in result.items()
     }
     assert "seed" not in path.read_text()
     assert spent.value == pytest.approx(recount(path).epsilon(1e-5, "realised").value, rel=1e-12)
@@ -72,14 +71,13 @@ def test_the_budget_is_never_crossed_and_used_up(tmp_path, charging, bound, conv
     with Ledger(tmp_path / "l.jsonl", VOTES, MECHANISM) as book:
         result = answer_queries(book, range(60), budget, seed=1, block=7)
         spent = book.epsilon(budget).value
-        assert result.stopped
-        assert 0 < len(result.outcomes) < 60
+        assert 0 < len(result) < 60
         assert spent <= 2.0
         # The next one could have crossed it.
-        following = len(result.outcomes)
+        following = len(result)
         worst = Accountant(MECHANISM)
         rows = list(range(following + 1))
-        answered = np.array([result.outcomes[row].by_teachers for row in rows[:-1]] + [True])
+        answered = np.array([result[row].by_teachers for row in rows[:-1]] + [True])
         worst.charge(VOTES.counts[rows], answered)
         assert worst.epsilon(1e-5, charging, bound, conversion).value > 2.0
 
@@ -87,7 +85,7 @@ def test_the_budget_is_never_crossed_and_used_up(tmp_path, charging, bound, conv
 def test_a_budget_too_small_answers_nothing_and_charges_nothing(tmp_path):
     with Ledger(tmp_path / "l.jsonl", VOTES, MECHANISM) as book:
         result = answer_queries(book, range(60), Budget(0.01, 1e-5))
-        assert result == ({}, True)
+        assert result == {}
         assert book.epsilon(OPEN).value == 0
     assert len(lines(tmp_path / "l.jsonl")) == 1
 
@@ -95,14 +93,14 @@ def test_a_budget_too_small_answers_nothing_and_charges_nothing(tmp_path):
 def test_going_on_costs_only_what_is_new(tmp_path):
     path = tmp_path / "l.jsonl"
     with Ledger(path, VOTES, MECHANISM) as book:
-        first = answer_queries(book, range(10), OPEN).outcomes
+        first = answer_queries(book, range(10), OPEN)
         spent = book.epsilon(OPEN)
     before = path.read_bytes()
     with Ledger(path, VOTES, MECHANISM) as book:
-        assert answer_queries(book, [*range(10), 3, 3], OPEN).outcomes == first
+        assert answer_queries(book, [*range(10), 3, 3], OPEN) == first
         assert book.epsilon(OPEN).value == pytest.approx(spent.value)
         assert path.read_bytes() == before
-        more = answer_queries(book, range(15), OPEN).outcomes
+        more = answer_queries(book, range(15), OPEN)
         assert {row: more[row] for row in range(10)} == first
     assert path.read_bytes().startswith(before)
     assert Counter(line["charge"] for line in lines(path) if "charge" in line) == Counter(range(15))
@@ -114,7 +112,7 @@ def test_block_size_and_interruption_do_not_change_seeded_answers(tmp_path):
         for end, block in blocks:
             with Ledger(tmp_path / name, VOTES, MECHANISM) as book:
                 result = answer_queries(book, range(end), OPEN, seed=5, block=block)
-        whole.append(result.outcomes)
+        whole.append(result)
     assert whole[0] == whole[1] == whole[2]
 
 
@@ -150,9 +148,9 @@ def spend_until(path, public, write, fraction):
             die()
         real(self, content)
 
-    def published(outcomes):
-        for row, outcome in outcomes.items():
-            os.write(public, f"{row} {outcome.label}\n".encode())
+    def published(answers):
+        for row, answer in answers.items():
+            os.write(public, f"{row} {answer.label}\n".encode())
 
     Ledger._write = failing
     with Ledger(path, VOTES, MECHANISM) as book:
@@ -174,7 +172,7 @@ def test_killed_at_every_write(tmp_path, fraction):
         with Ledger(path, VOTES, MECHANISM) as book:
             for line in seen.read_text().splitlines():
                 row, label = map(int, line.split())
-                assert book.outcomes[row].label == label
+                assert book.answers[row].label == label
             charged = book.rdp("all")[10]
             assert charged >= charged_before - 1e-15
             charged_before = charged
@@ -190,7 +188,7 @@ def test_killed_at_every_write(tmp_path, fraction):
     assert max(Counter(line["charge"] for line in lines(path) if "charge" in line).values()) == 1
     for line in seen.read_text().splitlines():
         row, label = map(int, line.split())
-        assert result.outcomes[row].label == label
+        assert result[row].label == label
     assert Counter(line.split()[0] for line in seen.read_text().splitlines()).most_common(1)[0][1] == 1
     os.close(public)
 
@@ -213,7 +211,7 @@ def test_killed_after_drawing_before_recording(tmp_path):
         full.charge(VOTES.counts[:5])
         assert book.epsilon(BUDGET).value == pytest.approx(full.epsilon(1e-5, "all").value)
         answer_queries(book, range(5), BUDGET)
-        assert sorted(book.outcomes) == list(range(5))
+        assert sorted(book.answers) == list(range(5))
     assert [line["charge"] for line in lines(path) if "charge" in line] == list(range(5))
 
 
@@ -221,16 +219,16 @@ def test_killed_after_drawing_before_recording(tmp_path):
 def test_a_torn_last_line_forgets_no_charge(tmp_path, cut):
     path = tmp_path / "l.jsonl"
     with Ledger(path, VOTES, MECHANISM) as book:
-        first = answer_queries(book, range(8), OPEN).outcomes
+        first = answer_queries(book, range(8), OPEN)
         spent = book.rdp("realised")
     path.write_bytes(path.read_bytes()[:-cut])
     with Ledger(path, VOTES, MECHANISM) as book:
         assert (book.rdp("realised") >= spent * (1 - 1e-12)).all()
         if cut == 1:  # only the end of the line is missing
-            assert book.outcomes == first
+            assert book.answers == first
         else:
             assert book.open_charges == [7]
-        again = answer_queries(book, range(8), OPEN).outcomes
+        again = answer_queries(book, range(8), OPEN)
         assert {row: again[row] for row in range(7)} == {row: first[row] for row in range(7)}
     assert all(line.endswith("\n") for line in path.read_text().splitlines(keepends=True))
     assert len(lines(path)) == 1 + 8 + 8
@@ -259,7 +257,7 @@ def test_a_second_process_is_refused_until_the_first_ends(tmp_path):
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     with Ledger(path, VOTES, MECHANISM) as book:
-        assert sorted(book.outcomes) == [0, 1, 2]
+        assert sorted(book.answers) == [0, 1, 2]
 
 
 @posix
@@ -270,8 +268,8 @@ def test_many_processes_together_spend_one_budget(tmp_path):
         for _ in range(400):
             try:
                 with Ledger(path, VOTES, MECHANISM) as book:
-                    wanted = min(len(book.outcomes) + 2, VOTES.queries)
-                    if answer_queries(book, range(wanted), BUDGET).stopped or wanted == VOTES.queries:
+                    wanted = min(len(book.answers) + 2, VOTES.queries)
+                    if len(answer_queries(book, range(wanted), BUDGET)) < wanted or wanted == VOTES.queries:
                         return  # with luck few are answered, and all of them fit
             except MixMatchError as error:
                 if "another process" not in str(error):
@@ -319,9 +317,9 @@ def test_another_students_ledger_is_refused(tmp_path):
     students = [np.random.default_rng(seed).dirichlet(np.ones(5), size=60) for seed in (1, 2)]
     with Ledger(tmp_path / "l.jsonl", VOTES, mechanism, students[0]) as book:
         result = answer_queries(book, range(60), OPEN, seed=3)
-        assert {outcome.source for outcome in result.outcomes.values()} >= {"teachers", ""}
+        assert {answer.source for answer in result.values()} >= {"teachers", ""}
         charged = Accountant(mechanism)
-        answered = np.array([outcome.by_teachers for outcome in result.outcomes.values()])
+        answered = np.array([answer.by_teachers for answer in result.values()])
         charged.charge(VOTES.counts, answered, students[0])
         assert book.epsilon(OPEN).value == pytest.approx(charged.epsilon(1e-5, "realised").value)
     with pytest.raises(MixMatchError, match="baseline_sha256"):
@@ -394,10 +392,10 @@ def test_after_a_full_disk_the_same_ledger_goes_on(tmp_path, monkeypatch, fails)
             answer_queries(book, range(8), OPEN)
         assert book.open_charges == ([] if fails == "charge" else [4, 5, 6, 7])
         monkeypatch.undo()
-        outcomes = answer_queries(book, range(8), OPEN).outcomes
+        answers = answer_queries(book, range(8), OPEN)
     assert len(lines(path)) == 1 + 8 + 8
     with Ledger(path, VOTES, MECHANISM) as book:
-        assert book.outcomes == outcomes
+        assert book.answers == answers
 
 
 def test_what_cannot_be_asked(tmp_path):
@@ -414,7 +412,7 @@ def test_what_cannot_be_asked(tmp_path):
         ]:
             with pytest.raises(MixMatchError, match=message):
                 answer_queries(book, rows, budget)
-        assert not book.outcomes
+        assert not book.answers
     assert len(lines(tmp_path / "l.jsonl")) == 1
 
 
@@ -424,8 +422,8 @@ def test_a_query_is_charged_once_and_answered_only_when_charged(tmp_path):
         with pytest.raises(MixMatchError, match="query 3 is already in"):
             book.reserve([4, 3])
         with pytest.raises(MixMatchError, match="query 4 is not reserved"):
-            book.settle({4: Outcome(0, "teachers")})
-        book.settle({3: Outcome(0, "teachers")})
+            book.settle({4: Answer(0, "teachers")})
+        book.settle({3: Answer(0, "teachers")})
         with pytest.raises(MixMatchError, match="query 3 is already in"):
             book.reserve([3])
     assert len(lines(tmp_path / "l.jsonl")) == 3
@@ -433,5 +431,5 @@ def test_a_query_is_charged_once_and_answered_only_when_charged(tmp_path):
 
 def test_a_ledger_that_cannot_be_written(tmp_path):
     (tmp_path / "folder").mkdir()
-    with pytest.raises(MixMatchError, match="choose another --ledger"):
+    with pytest.raises(MixMatchError, match="choose another file with ledger="):
         Ledger(tmp_path / "folder", VOTES, MECHANISM)

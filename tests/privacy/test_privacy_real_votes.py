@@ -15,8 +15,9 @@ import pytest
 
 from mixmatch.privacy import accountant, smooth
 from mixmatch.privacy.accountant import Accountant, default_orders, to_epsilon
+from mixmatch.privacy.answers import read_for_votes
 from mixmatch.privacy.mechanisms import ConfidentGNMax, GNMax, LNMax
-from mixmatch.privacy.votes import read_answers, read_votes
+from mixmatch.privacy.votes import read_votes
 
 FOLDER = Path(os.environ.get("MIXMATCH_PATE", ""))
 FILES = ("svhn_250_teachers.npy", "svhn-noisy-labels-t200-s200-n40.json")
@@ -38,7 +39,7 @@ def votes():
 @real
 def test_the_paper_s_headline(votes):
     rows = np.arange(250)
-    answers = read_answers(FOLDER / FILES[1], votes, rows)
+    answers = read_for_votes(FOLDER / FILES[1], votes, rows)
     book = Accountant(MECHANISM)
     book.charge(votes.counts[rows], answers.by_teachers)
     assert book.expected_answered == pytest.approx(134.70, abs=0.005)
@@ -107,9 +108,9 @@ def test_lnmax_by_the_2017_recipe(votes, gamma, queries, epsilon):
 
 
 @real
-def test_the_sanitised_epsilon(votes):
+def test_the_sanitized_epsilon(votes):
     subset = type(votes)(votes.counts[:250], 250)
-    found = smooth.sanitise(MECHANISM, subset, 28.0, 1e-6, "expected")
+    found = smooth.sanitize(MECHANISM, subset, 28.0, 1e-6, "expected")
     assert found.epsilon == pytest.approx(1.385, abs=5e-4)
     assert found.sd == pytest.approx(0.322, abs=5e-4)
     assert found.smooth_sensitivity == pytest.approx(0.03396, abs=5e-6)

@@ -48,7 +48,7 @@ def test_local_sensitivity_of_the_check():
         0.1421804524, 0.1683021063, 0.1931278604,
     ]  # fmt: skip
     assert found[:20] == pytest.approx(published, rel=1e-6, abs=1e-12)
-    # The published code stops one short of v = 0, whose only neighbour is v = 1.
+    # The published code stops one short of v = 0, whose only neighbor is v = 1.
     table = accountant.rdp_threshold(np.arange(31) - 16, 2, 10)[:, 0]
     assert found[20] == pytest.approx(table[0] - table[1] if table[0] > table[1] else table[1] - table[0])
     assert (found[21:] == 0).all()
@@ -102,15 +102,15 @@ def test_the_self_contained_matrix():
     assert smooth.smooth_sensitivity(0.03, local) == pytest.approx(0.00601295255, rel=1e-7)
 
 
-def test_no_neighbour_differs_by_more_than_the_local_sensitivity():
-    """Brute force over every histogram of 40 teachers and 3 classes and each of its neighbours."""
+def test_no_neighbor_differs_by_more_than_the_local_sensitivity():
+    """Brute force over every histogram of 40 teachers and 3 classes and each of its neighbors."""
     sigma, order, teachers = 8.0, 4.0, 40
     assert smooth.check_conditions(sigma, 3, order) == (True, True)
     cells = [(a, b, teachers - a - b) for a in range(teachers + 1) for b in range(teachers + 1 - a)]
     cost = dict(zip(cells, accountant.rdp_gnmax(accountant.logq_gnmax(cells, sigma), sigma, order)[:, 0], strict=True))
     moves = [(i, j) for i in range(3) for j in range(3) if i != j]
 
-    def neighbours(cell):
+    def neighbors(cell):
         for i, j in moves:
             moved = list(cell)
             moved[i] -= 1
@@ -118,7 +118,7 @@ def test_no_neighbour_differs_by_more_than_the_local_sensitivity():
             if tuple(moved) in cost:
                 yield tuple(moved)
 
-    truth = {cell: max(abs(cost[cell] - cost[other]) for other in neighbours(cell)) for cell in cells}
+    truth = {cell: max(abs(cost[cell] - cost[other]) for other in neighbors(cell)) for cell in cells}
     for cell in cells[::7]:
         bound = np.maximum.accumulate(smooth.local_sensitivity_gnmax(cell, sigma, order))
         for other, difference in truth.items():
@@ -142,7 +142,7 @@ def test_what_is_released_is_as_smooth_as_its_noise(mechanism, order):
     teachers, beta = 10, 0.4 / order
     cells = np.array([(a, b, teachers - a - b) for a in range(teachers + 1) for b in range(teachers + 1 - a)])
     found = [
-        smooth.sanitise(mechanism, from_counts(cell[None]), order, 1e-5, "all", parameters=(beta, 3.0))
+        smooth.sanitize(mechanism, from_counts(cell[None]), order, 1e-5, "all", parameters=(beta, 3.0))
         for cell in cells
     ]
     rdp, noise = np.array([f.rdp for f in found]), np.array([f.smooth_sensitivity for f in found])
@@ -156,11 +156,11 @@ def test_what_is_released_is_as_smooth_as_its_noise(mechanism, order):
 def test_release_adds_noise_of_the_stated_scale():
     mechanism, votes = ConfidentGNMax(200, 150, 40), from_counts(MATRIX)
     answered = np.arange(100) % 2 == 0
-    mean = smooth.sanitise(mechanism, votes, 14.0, 1e-5, answered, parameters=(0.03, 6.0))
+    mean = smooth.sanitize(mechanism, votes, 14.0, 1e-5, answered, parameters=(0.03, 6.0))
     assert mean.sd == pytest.approx(6 * mean.smooth_sensitivity)
     assert mean.epsilon == pytest.approx(mean.rdp + smooth.gnss_cost(0.03, 6.0, 14.0) + math.log(1e5) / 13)
 
-    improved = smooth.sanitise(
+    improved = smooth.sanitize(
         mechanism, votes, 14.0, 1e-5, answered, parameters=(0.03, 6.0), conversion="improved"
     ).epsilon
     rdp = mean.rdp + smooth.gnss_cost(0.03, 6.0, 14.0)
@@ -170,19 +170,19 @@ def test_release_adds_noise_of_the_stated_scale():
         def normal(self, loc, scale, size):
             return np.full(size, loc + scale)
 
-    drawn = smooth.sanitise(mechanism, votes, 14.0, 1e-5, answered, parameters=(0.03, 6.0), noise=OneDeviation())
+    drawn = smooth.sanitize(mechanism, votes, 14.0, 1e-5, answered, parameters=(0.03, 6.0), noise=OneDeviation())
     assert drawn.epsilon == pytest.approx(mean.epsilon + mean.sd)
 
 
 def test_where_nothing_depends_on_the_votes_nothing_is_added():
-    found = smooth.sanitise(GNMax(100), from_counts(MATRIX), 20.5, 1e-5, "all")
+    found = smooth.sanitize(GNMax(100), from_counts(MATRIX), 20.5, 1e-5, "all")
     assert (found.sd, found.cost) == (0, 0)
     assert found.rdp == pytest.approx(100 * 20.5 / 1e4)
 
 
-def test_what_cannot_be_sanitised_is_refused():
+def test_what_cannot_be_sanitized_is_refused():
     votes = from_counts(MATRIX)
     with pytest.raises(MixMatchError, match="C6"):
-        smooth.sanitise(GNMax(20), votes, 25.0, 1e-5, "all")
+        smooth.sanitize(GNMax(20), votes, 25.0, 1e-5, "all")
     with pytest.raises(MixMatchError, match="lnmax"):
-        smooth.sanitise(LNMax(0.1), votes, 5.0, 1e-5, "all")
+        smooth.sanitize(LNMax(0.1), votes, 5.0, 1e-5, "all")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,20 +17,24 @@ import mixmatch
 from mixmatch import api
 from mixmatch.cli import app
 from mixmatch.data import load
-from mixmatch.data.source import UNKNOWN, Images, Source
+from mixmatch.data.pate import open_student, pool_rows
+from mixmatch.data.source import UNKNOWN, Rows, Source
 from mixmatch.data.split import Split
 from mixmatch.errors import MixMatchError
-from mixmatch.privacy.answers import Asked, authors, read
-from mixmatch.privacy.student import open_student, pool_rows, prepare, train_students
+from mixmatch.privacy import student
+from mixmatch.privacy.answers import Answers, authors, read
+from mixmatch.privacy.runs import RunOptions
+from mixmatch.privacy.student import Choice, prepare, train_students
 from mixmatch.settings import from_dict
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunFolder
-from mixmatch.training.trainer import Interrupted
+from mixmatch.training.stop import Interrupted
 
 TRUTH = load("digits").test.labels
 HALF = pool_rows("half", 500)
 REST = np.setdiff1d(np.arange(500), HALF)
-TINY = {"steps": 6, "batch_size": 4, "eval_every": 2, "device": "cpu", "reporter": Quiet, "network": "wrn-10-1"}
+TINY = {"steps": 6, "batch_size": 4, "eval_every": 2, "network": "wrn-10-1"}
+ON_CPU = RunOptions(device="cpu", reporter=Quiet)
 
 
 def asked(count=60, every=3, shift=0):
@@ -37,7 +42,7 @@ def asked(count=60, every=3, shift=0):
     rows = HALF[:count]
     labels = (TRUTH[rows] + shift) % 10
     labels[::every] = -1
-    return Asked(rows, labels)
+    return Answers(rows, labels)
 
 
 def run_of(out, method="mixmatch", seed=1):
@@ -45,12 +50,13 @@ def run_of(out, method="mixmatch", seed=1):
 
 
 def test_the_labels_are_the_answers_and_nothing_else_is_known():
-    lesson = prepare("digits-test", asked(queries := 60), queries=queries)
-    settings = from_dict({"data": "digits-test", "labels": 40, "data_options": lesson.part})
-    source, split, basis = open_student(settings, None, strict=False)
+    labels = prepare("digits-test", asked(60), Choice(queries=60))
+    settings = from_dict({"data": "digits-test", "labels": 40, "data_options": labels.data_options})
+    opened = open_student(settings, None)
+    source, split = opened.source, opened.split
     digits = load("digits").test
-    np.testing.assert_array_equal(source.train.inputs, digits.images[HALF])
-    np.testing.assert_array_equal(source.test.inputs, digits.images[REST])
+    np.testing.assert_array_equal(source.train.inputs, digits.inputs[HALF])
+    np.testing.assert_array_equal(source.test.inputs, digits.inputs[REST])
     np.testing.assert_array_equal(source.test.labels, TRUTH[REST])
     expected = np.full(250, UNKNOWN)
     expected[:60] = np.where(np.arange(60) % 3 == 0, UNKNOWN, TRUTH[HALF[:60]])
@@ -58,10 +64,10 @@ def test_the_labels_are_the_answers_and_nothing_else_is_known():
     assert split.labeled.tolist() == np.flatnonzero(expected != UNKNOWN).tolist()
     assert split.unlabeled.tolist() == np.flatnonzero(expected == UNKNOWN).tolist()  # refused and never asked
     assert split.counts() == {"labeled": 40, "unlabeled": 210, "valid": 0, "test": 250}
-    assert "250 images" in basis
-    assert (lesson.about["queries"], lesson.about["answered"], lesson.about["labels"]) == (60, 40, 40)
-    assert lesson.about["labels_right"] == 100
-    assert lesson.about["labels_by_class"] == np.bincount(expected[expected >= 0], minlength=10).tolist()
+    assert opened.basis.on == "the 250 images that are not in its pool"
+    assert (labels.about["queries"], labels.about["answered"], labels.about["labels"]) == (60, 40, 40)
+    assert labels.about["labels_right"] == 100
+    assert labels.about["labels_by_class"] == np.bincount(expected[expected >= 0], minlength=10).tolist()
 
 
 def test_a_random_half_is_always_the_same_one():
@@ -72,27 +78,27 @@ def test_a_random_half_is_always_the_same_one():
 
 
 def test_the_first_images_as_the_pool():
-    given = Asked(np.arange(30), TRUTH[:30])
-    lesson = prepare("digits-test", given, pool=100, queries=25)
-    settings = from_dict({"data": "digits-test", "labels": 25, "data_options": lesson.part})
-    source, split, _ = open_student(settings, None, strict=False)
-    np.testing.assert_array_equal(source.train.inputs, load("digits").test.images[:100])
-    np.testing.assert_array_equal(source.test.labels, TRUTH[100:])
-    assert split.labeled.tolist() == list(range(25))
+    given = Answers(np.arange(30), TRUTH[:30])
+    labels = prepare("digits-test", given, Choice(pool=100, queries=25))
+    settings = from_dict({"data": "digits-test", "labels": 25, "data_options": labels.data_options})
+    opened = open_student(settings, None)
+    np.testing.assert_array_equal(opened.source.train.inputs, load("digits").test.inputs[:100])
+    np.testing.assert_array_equal(opened.source.test.labels, TRUTH[100:])
+    assert opened.split.labeled.tolist() == list(range(25))
 
 
 def test_a_wrong_answer_is_learned_as_it_was_given():
     given = asked()
     given.labels[1] = (given.labels[1] + 1) % 10
-    lesson = prepare("digits-test", given)
-    assert lesson.part["student"]["answers"][0] == (TRUTH[HALF[1]] + 1) % 10
-    assert lesson.about["labels_right"] == pytest.approx(100 * 39 / 40)
+    labels = prepare("digits-test", given)
+    assert labels.data_options["student"]["answers"][0] == (TRUTH[HALF[1]] + 1) % 10
+    assert labels.about["labels_right"] == pytest.approx(100 * 39 / 40)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     out = tmp_path_factory.mktemp("student")
-    return out, train_students(prepare("digits-test", asked()), out, repeats=2, **TINY)
+    return out, train_students(prepare("digits-test", asked()), out, repeats=2, settings=TINY, options=ON_CPU)
 
 
 def test_repeats_differ_in_the_seed_alone(trained):
@@ -108,19 +114,33 @@ def test_repeats_differ_in_the_seed_alone(trained):
     assert {**configs[0], "seed": 0} == {**configs[1], "seed": 0}
 
 
+def test_repeats_are_one_list_of_runs(tmp_path, monkeypatch):
+    """So that they train side by side on a GPU."""
+    lists = []
+
+    def train_runs(runs, *given):
+        lists.append([run.job.settings.seed for run in runs])
+        return [{"error": 10.0, "steps": 6, "seed": run.job.settings.seed, "median_of": 1} for run in runs]
+
+    monkeypatch.setattr(student, "train_runs", train_runs)
+    train_students(prepare("digits-test", asked()), tmp_path, seed=4, repeats=3, settings=TINY)
+    assert lists == [[4, 5, 6]]
+
+
 def test_a_student_can_be_evaluated_reported_and_used(trained):
     from mixmatch.report import write_report
 
     out, _ = trained
     run = run_of(out)
-    source, split, _ = api.open_data(from_dict(run.config()["settings"]))
+    opened = api.open_run(run.path)
+    source, split = opened.source, opened.split
     assert split.hash == run.config()["split"]["hash"]
     model = mixmatch.load(run.path, device="cpu")
     wrong = model.probabilities(source.test.inputs).argmax(axis=1) != source.test.labels
     assert 100 * wrong.mean() == pytest.approx(run.result()["last_error"])
     report, page, _ = write_report(run.path, device="cpu")
     assert page.exists()
-    assert report.judged.images == 250
+    assert report.evaluated.images == 250
 
 
 class StopAt(Quiet):
@@ -131,25 +151,27 @@ class StopAt(Quiet):
 
 def test_a_stopped_student_goes_on_to_the_same_model(trained, tmp_path):
     out, _ = trained
-    lesson = prepare("digits-test", asked())
+    labels = prepare("digits-test", asked())
     with pytest.raises(Interrupted):
-        train_students(lesson, tmp_path, **{**TINY, "reporter": StopAt})
-    train_students(lesson, tmp_path, resume=True, **TINY)
+        train_students(labels, tmp_path, settings=TINY, options=RunOptions(device="cpu", reporter=StopAt))
+    train_students(labels, tmp_path, settings=TINY, options=replace(ON_CPU, resume=True))
     assert run_of(tmp_path).model.read_bytes() == run_of(out).model.read_bytes()
 
 
 def test_going_on_with_other_answers_is_refused(trained):
     out, _ = trained
     with pytest.raises(MixMatchError, match="other settings"):
-        train_students(prepare("digits-test", asked(every=4)), out, resume=True, **TINY)
+        train_students(prepare("digits-test", asked(every=4)), out, settings=TINY, options=replace(ON_CPU, resume=True))
     other = asked()
     other.labels[1] = (other.labels[1] + 1) % 10
     with pytest.raises(MixMatchError, match="other settings \\(student: "):
-        train_students(prepare("digits-test", other), out, resume=True, **TINY)
+        train_students(prepare("digits-test", other), out, settings=TINY, options=replace(ON_CPU, resume=True))
 
 
 def test_a_vat_student(tmp_path):
-    summary = train_students(prepare("digits-test", asked()), tmp_path, method="vat", **{**TINY, "steps": 2})
+    summary = train_students(
+        prepare("digits-test", asked()), tmp_path, method="vat", settings={**TINY, "steps": 2}, options=ON_CPU
+    )
     assert summary["deviation"] is None
     assert run_of(tmp_path, "vat").config()["settings"]["method_settings"]["epsilon"] == 0.87
 
@@ -157,27 +179,27 @@ def test_a_vat_student(tmp_path):
 @pytest.mark.parametrize(
     ("given", "options", "message"),
     [
-        (asked(), {"queries": 61}, "--queries 61: the answers are to 60 queries"),
+        (asked(), {"queries": 61}, "queries=61: the answers are to 60 queries"),
         (asked(), {"queries": 1}, "0 answers to 1 queries are of fewer than two classes"),
-        (asked(), {"pool": 500}, "--pool 500: there are 500 public images"),
-        (asked(), {"pool": "third"}, "--pool third"),
+        (asked(), {"pool": 500}, "pool=500: there are 500 public images"),
+        (asked(), {"pool": "third"}, "pool=third"),
         (asked(), {"pool": 50}, r"query \d+ is not in the pool, the first 50 images"),
-        (Asked(REST[:9], TRUTH[REST[:9]]), {}, f"query {REST[0]} is not in the pool, a random half"),
-        (asked(), {"split": "ours"}, "--split ours: it is answers or official"),
+        (Answers(REST[:9], TRUTH[REST[:9]]), {}, f"query {REST[0]} is not in the pool, a random half"),
+        (asked(), {"split": "ours"}, "split=ours: it is answers or official"),
         (asked(), {"split": "official", "pool": 200}, "answers to all 200 images of the pool"),
-        (Asked(np.arange(9), TRUTH[:9], images=499), {}, "there are 499 answers, but digits-test has 500 images"),
+        (Answers(np.arange(9), TRUTH[:9], images=499), {}, "there are 499 answers, but digits-test has 500 images"),
         (asked(shift=1), {}, "only 0 % of the answers are the images' true classes"),
-        (Asked(HALF[:20], np.full(20, 10)), {}, "an answer is 10, but there are 10 classes"),
+        (Answers(HALF[:20], np.full(20, 10)), {}, "an answer is 10, but there are 10 classes"),
     ],
 )
 def test_mistakes_are_one_line(given, options, message):
     with pytest.raises(MixMatchError, match=message) as caught:
-        prepare("digits-test", given, **options)
+        prepare("digits-test", given, Choice(**options))
     assert "\n" not in str(caught.value)
 
 
 def test_only_test_images_are_public():
-    with pytest.raises(MixMatchError, match="--data digits: a student's public images are test images"):
+    with pytest.raises(MixMatchError, match="data=digits: a student's public images are test images"):
         prepare("digits", asked())
     with pytest.raises(MixMatchError, match="unknown data set 'svhm'"):
         prepare("svhm-test", asked())
@@ -185,12 +207,12 @@ def test_only_test_images_are_public():
 
 def test_answers_numbered_otherwise_than_said_are_told():
     said = []
-    prepare("digits-test", asked(shift=1), classes="0123456789", warn=said.append)
+    prepare("digits-test", asked(shift=1), Choice(classes="0123456789"), warn=said.append)
     assert len(said) == 1
     assert said[0].startswith("only 0 % of the answers are the images' true classes")
     said.clear()
-    lesson = prepare("digits-test", asked(shift=1), classes="9012345678", warn=said.append)
-    assert (said, lesson.about["labels_right"]) == ([], 100)
+    labels = prepare("digits-test", asked(shift=1), Choice(classes="9012345678"), warn=said.append)
+    assert (said, labels.about["labels_right"]) == ([], 100)
 
 
 def test_a_class_nobody_named_is_told():
@@ -217,13 +239,12 @@ def svhn(tmp_path_factory):
 
 
 def test_the_paper_s_setting_needs_only_the_test_images(svhn, tmp_path):
-    lesson = prepare("svhn-test", authors(), data_dir=svhn)
-    about = lesson.about
+    labels = prepare("svhn-test", authors(), data_dir=svhn)
+    about = labels.about
     assert (about["queries"], about["labels"], about["pool"], about["test"]) == (250, 138, 10_000, 40)
     assert about["labels_by_class"] == [28, 25, 11, 13, 10, 13, 14, 7, 8, 9]
     assert about["classes"] == list("1234567890")
-    small = {**TINY, "steps": 1, "data_dir": svhn}
-    train_students(lesson, tmp_path, **small)
+    train_students(labels, tmp_path, settings={**TINY, "steps": 1}, options=replace(ON_CPU, data_dir=svhn))
     config = run_of(tmp_path).config()
     settings = config["settings"]
     assert (settings["labels"], settings["weight_decay"], settings["method_settings"]["lambda_u"]) == (138, 0.04, 75)
@@ -251,14 +272,14 @@ def test_missing_images_say_what_to_fetch(tmp_path, monkeypatch):
 def test_the_authors_split(svhn):
     """PFACTS 5.1: 129 of the first 138 answers and 9 later ones, up to image 343; one image held out."""
     whole = read(Path(os.environ["MIXMATCH_PATE"]) / "svhn-noisy-labels-t200-s200-n40.json")
-    whole = Asked(whole.rows[:10_000], whole.labels[:10_000], images=10_000)
-    lesson = prepare("svhn-test", whole, split="official", data_dir=svhn)
-    student = lesson.part["student"]
+    whole = Answers(whole.rows[:10_000], whole.labels[:10_000], images=10_000)
+    labels = prepare("svhn-test", whole, Choice(split="official"), data_dir=svhn)
+    kept = labels.data_options["student"]
     first = authors().rows[authors().answered]
-    assert (len(student["rows"]), max(student["rows"]), len(lesson.asked)) == (138, 343, 344)
-    assert len(set(student["rows"]) & set(first.tolist())) == 129
-    assert len(student["valid"]) == 1
-    assert lesson.about["labels_by_class"] == [27, 23, 15, 14, 13, 10, 11, 7, 8, 10]
+    assert (len(kept["rows"]), max(kept["rows"]), len(labels.answers)) == (138, 343, 344)
+    assert len(set(kept["rows"]) & set(first.tolist())) == 129
+    assert len(kept["valid"]) == 1
+    assert labels.about["labels_by_class"] == [27, 23, 15, 14, 13, 10, 11, 7, 8, 10]
 
 
 # ---------------------------------------------------------------- a split of one's own
@@ -266,7 +287,7 @@ def test_the_authors_split(svhn):
 
 def own_source():
     digits = load("digits").test
-    return Source("mine", tuple("0123456789"), Images(digits.images[:90], digits.labels[:90]), digits)
+    return Source("mine", tuple("0123456789"), Rows(digits.inputs[:90], digits.labels[:90]), digits)
 
 
 def rows(*numbers):
@@ -275,7 +296,7 @@ def rows(*numbers):
 
 def test_train_takes_a_split(tmp_path):
     split = Split(rows(3, 5, 9), np.arange(20, 90), rows(1, 2), np.arange(7))
-    given = {**TINY, "reporter": Quiet(), "pad": 1, "ema_decay": 0.9}
+    given = {**TINY, "device": "cpu", "reporter": Quiet(), "pad": 1, "ema_decay": 0.9}
     record = mixmatch.train(own_source(), split=split, out=tmp_path / "run", **given)
     assert (record["labels"], record["settings"]["valid"]) == (3, 2)
     assert record["split"] == {"hash": split.hash, "labeled": 3, "unlabeled": 70, "valid": 2, "test": 7}
@@ -285,7 +306,7 @@ def test_train_takes_a_split(tmp_path):
 
 def test_going_on_with_another_split_is_refused(tmp_path):
     split = Split(rows(3, 5, 9), np.arange(20, 90), rows(), np.arange(7))
-    given = {**TINY, "pad": 1, "ema_decay": 0.9}
+    given = {**TINY, "device": "cpu", "pad": 1, "ema_decay": 0.9}
     with pytest.raises(Interrupted):
         mixmatch.train(own_source(), split=split, out=tmp_path, **{**given, "reporter": StopAt()})
     other = Split(rows(3, 5, 8), split.unlabeled, split.valid, split.test)

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import mixmatch
-from mixmatch.data import load
+from mixmatch.data import load, pate
+from mixmatch.data.pate import cut, open_shard
 from mixmatch.errors import MixMatchError
-from mixmatch.privacy import teachers
-from mixmatch.privacy.teachers import cut, open_shard, train_all, train_teachers
+from mixmatch.privacy import runs, teachers
+from mixmatch.privacy.runs import RunOptions, make_run, train_runs
+from mixmatch.privacy.teachers import Plan
 from mixmatch.privacy.votes import read_votes, vote_classes
 from mixmatch.settings import from_dict
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunFolder
 
 TINY = {"steps": 3, "batch_size": 4, "device": "cpu", "reporter": Quiet, "network": "wrn-10-1"}
+
+
+def train_teachers(data, count, out, **given):
+    """`teachers.train_teachers` with plan, options and settings sorted out by name."""
+    given = {"teachers": count, **given}
+    sorted_out = [{f.name: given.pop(f.name) for f in fields(kind) if f.name in given} for kind in (Plan, RunOptions)]
+    return teachers.train_teachers(Plan(data, **sorted_out[0], settings=given), out, RunOptions(**sorted_out[1]))
 
 
 def test_shards_are_disjoint_and_of_one_size():
@@ -77,14 +87,14 @@ def test_the_stored_shards_are_those_that_were_trained_on(trained):
     for number, rows in enumerate(stored["shards"]):
         assert len(stored["shard_sha256"][number]) == 64
         settings = from_dict(RunFolder(out / "teachers" / f"{number:03d}").config()["settings"])
-        own, split, _ = open_shard(settings, None, strict=False)
-        np.testing.assert_array_equal(own.train.images, source.train.images[rows])
-        np.testing.assert_array_equal(own.train.labels, source.train.labels[rows])
-        assert split.counts() == {"labeled": 432, "unlabeled": 0, "valid": 0, "test": 0}
+        opened = open_shard(settings, None)
+        np.testing.assert_array_equal(opened.source.train.inputs, source.train.inputs[rows])
+        np.testing.assert_array_equal(opened.source.train.labels, source.train.labels[rows])
+        assert opened.split.counts() == {"labeled": 432, "unlabeled": 0, "valid": 0, "test": 0}
     assert len(set(stored["shard_sha256"])) == 3
 
 
-def test_teachers_are_not_judged(trained):
+def test_teachers_are_not_evaluated(trained):
     out, _ = trained
     result = RunFolder(out / "teachers" / "001").result()
     assert (result["error"], result["curve"], result["seed"]) == (None, [], 2)
@@ -92,7 +102,7 @@ def test_teachers_are_not_judged(trained):
 
 def test_votes_are_the_teachers_argmax(trained):
     out, voted = trained
-    images = load("digits").test.images
+    images = load("digits").test.inputs
     counts = np.zeros((500, 10), int)
     for number in range(3):
         predicted = mixmatch.load(out / "teachers" / f"{number:03d}", device="cpu").predict(images)
@@ -105,16 +115,16 @@ def test_going_on(trained, tmp_path, monkeypatch):
     _, voted = trained
     out = tmp_path / "out"
 
-    def stop_after_one(jobs, say):
-        train_all(jobs[:1], say)
+    def stop_after_one(runs, *given):
+        train_runs(runs[:1], *given)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(teachers, "train_all", stop_after_one)
+    monkeypatch.setattr(teachers, "train_runs", stop_after_one)
     with pytest.raises(KeyboardInterrupt):
         train_teachers("digits", 3, out, **TINY)
     monkeypatch.undo()
     first = (out / "teachers" / "000" / "model.safetensors").stat().st_mtime_ns
-    with pytest.raises(MixMatchError, match="holds teachers already: go on with them \\(--resume\\)"):
+    with pytest.raises(MixMatchError, match="holds teachers already: add resume=True"):
         train_teachers("digits", 3, out, **TINY)
     again = train_teachers("digits", 3, out, resume=True, **TINY)
     np.testing.assert_array_equal(again.votes.counts, voted.votes.counts)
@@ -139,6 +149,17 @@ def test_going_on_with_something_else_is_refused(trained, given, message):
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+def test_public_images_are_hashed_once_and_shards_are_cut_once(tmp_path, monkeypatch):
+    """Not once per teacher: 250 teachers on SVHN would read 80 MB 250 times."""
+    hashed, shards = [], []
+    inputs_sha256, permutation = teachers.inputs_sha256, cut
+    monkeypatch.setattr(teachers, "inputs_sha256", lambda rows: hashed.append(len(rows)) or inputs_sha256(rows))
+    monkeypatch.setattr(pate, "cut", lambda *given: shards.append(given) or permutation(*given))
+    train_teachers("digits", 3, tmp_path / "out", seed=77, **{**TINY, "steps": 1})
+    assert hashed.count(500) == 1
+    assert len(shards) == 1
+
+
 def test_some_of_a_shard_unlabeled(tmp_path):
     voted = train_teachers("digits", 2, tmp_path / "out", method="mixmatch", labels=30, **{**TINY, "steps": 2})
     config = RunFolder(tmp_path / "out" / "teachers" / "001").config()
@@ -149,7 +170,7 @@ def test_some_of_a_shard_unlabeled(tmp_path):
 
 
 def test_other_public_images(tmp_path):
-    images = load("digits").train.images[:7]
+    images = load("digits").train.inputs[:7]
     np.save(tmp_path / "public.npy", images)
     voted = train_teachers("digits", 2, tmp_path / "a", queries=str(tmp_path / "public.npy"), **TINY)
     assert voted.votes.counts.shape == (7, 10)
@@ -161,8 +182,8 @@ def test_other_public_images(tmp_path):
     ("given", "message"),
     [
         ({"method": "mixmatch"}, "needs unlabeled images: label only some of a shard's 648"),
-        ({"labels": 649}, "--labels 649: a shard has 648 images"),
-        ({"labels": 0}, "--labels 0: a shard has 648 images"),
+        ({"labels": 649}, "labels=649: a shard has 648 images"),
+        ({"labels": 0}, "labels=0: a shard has 648 images"),
         ({"queries": "nothing"}, "unknown public images 'nothing'"),
         ({"queries": "missing.npy"}, "missing.npy does not exist"),
         ({"method": "mixmach"}, "unknown method 'mixmach'"),
@@ -187,16 +208,20 @@ def test_public_images_of_another_shape(tmp_path):
         train_teachers("digits", 2, tmp_path / "out", queries=str(tmp_path / "public.npy"), **TINY)
 
 
-def test_progress_counts_teachers(monkeypatch):
-    def train_many(jobs, started, ended):
-        for number, job in enumerate(jobs):
+def test_progress_counts_teachers(monkeypatch, tmp_path):
+    def run_all(work, started, ended):
+        records = [{"seed": each.job.settings.seed} for each in work]
+        for number, record in enumerate(records):
             started(number)
-            ended(number, job)
-        return jobs
+            ended(number, record)
+        return records
 
-    monkeypatch.setattr(teachers.api, "train_many", train_many)
-    said = []
-    assert train_all([{"a": 1}, {"a": 2}], said.append) == [{"a": 1}, {"a": 2}]
+    monkeypatch.setattr(runs.here, "run_all", run_all)
+    said, finished = [], []
+    two = [make_run("digits", tmp_path, {"seed": seed}, {}, RunOptions()) for seed in (1, 2)]
+    records = train_runs(two, "teacher", said.append, finished.append)
+    assert [record["seed"] for record in records] == [1, 2]
+    assert finished == records
     assert said[0] == "teacher 1 of 2"
     assert said[1].startswith("teacher 2 of 2, 0:0")
 
@@ -220,7 +245,7 @@ def private_folder(path, color=()):
 
 def shard_of(folder, out, number):
     given = RunFolder(out / "teachers" / f"{number:03d}").config()["settings"]
-    return open_shard(from_dict(given), None, strict=False)[0].train.images
+    return open_shard(from_dict(given), None).source.train.inputs
 
 
 def test_an_image_of_another_shard_changes_nothing(tmp_path):
@@ -251,19 +276,19 @@ def test_the_size_of_a_private_folder(tmp_path):
     assert shard_of(folder, tmp_path / "b", 0).shape[1:] == (40, 40, 1)
     with pytest.raises(MixMatchError, match="begun with image_size 48, not 32"):
         train_teachers(str(folder), 2, tmp_path / "a", resume=True, **TINY)
-    with pytest.raises(MixMatchError, match="image size 0 must lie between 32 and 224"):
+    with pytest.raises(MixMatchError, match="image_size=0 must be a whole number between 32 and 224"):
         train_teachers(str(folder), 2, tmp_path / "c", image_size=0, **TINY)
     np.save(tmp_path / "public.npy", np.zeros((3, 28, 36, 1), np.uint8))
     with pytest.raises(MixMatchError, match="the public images are 28x36x1: images of a folder can be made like them"):
         train_teachers(str(folder), 2, tmp_path / "c", queries=str(tmp_path / "public.npy"), **TINY)
-    with pytest.raises(MixMatchError, match="--image-size is for a folder of your own images, not for 'digits'"):
+    with pytest.raises(MixMatchError, match="image_size= is for a folder of your own images, not for 'digits'"):
         train_teachers("digits", 2, tmp_path / "c", image_size=48, **TINY)
 
 
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (np.arange(24.0).reshape(12, 2), "holds features, which are standardized by all rows together"),
+        (np.arange(24.0).reshape(12, 2), "holds features, which are standardized by all rows"),
         (
             np.arange(12 * 64.0).reshape(12, 8, 8) / 1000,
             "are not uint8: what values mean is found out from all of them",

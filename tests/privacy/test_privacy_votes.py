@@ -9,7 +9,8 @@ import pytest
 
 from mixmatch.errors import MixMatchError
 from mixmatch.privacy import votes as module
-from mixmatch.privacy.votes import from_counts, from_labels, read_answers, read_integers, read_votes
+from mixmatch.privacy.answers import read_for_votes
+from mixmatch.privacy.votes import from_counts, from_labels, read_integers, read_votes
 
 COUNTS = np.array([[3, 0, 1], [1, 2, 1], [0, 0, 4]])
 LABELS = np.array([[0, 1, 2], [0, 1, 2], [0, 0, 2], [2, 2, 2]])
@@ -145,7 +146,7 @@ def test_answers_by_row_or_by_query(tmp_path):
     (tmp_path / "asked.json").write_text("[2, -1]")
     (tmp_path / "named.csv").write_text("query,label,source\n0,-1,\n2,2,teachers\n")
     for name in ("all.json", "asked.json", "named.csv"):
-        found = read_answers(tmp_path / name, votes, rows)
+        found = read_for_votes(tmp_path / name, votes, rows)
         assert found.labels.tolist() == [2, -1]
         assert found.by_teachers.tolist() == [True, False]
 
@@ -154,9 +155,9 @@ def test_what_was_never_asked_was_not_refused(tmp_path):
     votes = from_counts([[3, 0, 0], [0, 3, 0], [0, 0, 3]])
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"label": [0, -1, -1], "queries": [0, 1]}))
-    assert read_answers(path, votes, np.array([1, 0])).labels.tolist() == [-1, 0]
+    assert read_for_votes(path, votes, np.array([1, 0])).labels.tolist() == [-1, 0]
     with pytest.raises(MixMatchError, match="no answer to query 2"):
-        read_answers(path, votes, np.arange(3))
+        read_for_votes(path, votes, np.arange(3))
 
 
 def test_a_label_the_student_kept_is_not_the_teachers(tmp_path):
@@ -164,7 +165,7 @@ def test_a_label_the_student_kept_is_not_the_teachers(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"label": [0, 1, 2], "kept": [1]}))
     (tmp_path / "a.csv").write_text("query,label,source\n0,0,teachers\n1,1,student\n2,2,teachers\n")
     for name in ("a.json", "a.csv"):
-        assert read_answers(tmp_path / name, votes, rows).by_teachers.tolist() == [True, False, True]
+        assert read_for_votes(tmp_path / name, votes, rows).by_teachers.tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +175,7 @@ def test_a_label_the_student_kept_is_not_the_teachers(tmp_path):
 def test_answers_that_cannot_be(tmp_path, content, message):
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(MixMatchError, match=message):
-        read_answers(tmp_path / "a.json", from_counts(COUNTS), np.arange(3))
+        read_for_votes(tmp_path / "a.json", from_counts(COUNTS), np.arange(3))
 
 
 def test_a_students_probabilities(tmp_path):

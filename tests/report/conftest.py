@@ -80,9 +80,9 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def own_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on own images with awkward names: 4 labels a class, so nothing to judge by."""
-    folder = tmp_path_factory.mktemp("own") / "my <photos>"
+def user_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on user images with awkward names: 4 labels per class, so there is nothing to evaluate on."""
+    folder = tmp_path_factory.mktemp("user") / "my <photos>"
     digits = load_digits(n_class=3)
     for i in range(72):
         where = folder / (NAMES[digits.target[i]] if i < 12 else "unlabeled")

@@ -50,10 +50,10 @@ def test_painted(digits_run: Path, tmp_path: Path, width: int, scheme: str, numb
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="there is no chromium")
-@pytest.mark.parametrize("which", ["digits", "own"])
+@pytest.mark.parametrize("which", ["digits", "user"])
 @pytest.mark.parametrize("width", [360, 400, 1400])
-def test_nothing_overflows(digits_run: Path, own_run: Path, tmp_path: Path, width: int, which: str) -> None:
-    _, page, _ = write_report(digits_run if which == "digits" else own_run, tmp_path / "report.html", device="cpu")
+def test_nothing_overflows(digits_run: Path, user_run: Path, tmp_path: Path, width: int, which: str) -> None:
+    _, page, _ = write_report(digits_run if which == "digits" else user_run, tmp_path / "report.html", device="cpu")
     inside = page.read_text(encoding="utf-8").replace("&", "&amp;").replace('"', "&quot;")
     outer = tmp_path / "outer.html"
     measured = "const d = f.contentDocument.documentElement; document.title = `${d.clientWidth} ${d.scrollWidth}`"

@@ -18,11 +18,13 @@ from PIL import Image
 
 from mixmatch import api, data
 from mixmatch.cli import main
+from mixmatch.data.opened import Basis, Data
+from mixmatch.data.split import make_split
 from mixmatch.errors import MixMatchError
 from mixmatch.report import gather, measure, render, write_report
-from mixmatch.report.gather import Judged, Shown
+from mixmatch.report.gather import Evaluated, Shown
 from mixmatch.report.page import data_uri
-from mixmatch.training.gain import gain
+from mixmatch.training.gain import Gain, measure_gain
 
 
 def alone(html: str, page: Any) -> None:
@@ -40,7 +42,7 @@ def alone(html: str, page: Any) -> None:
 @pytest.fixture(scope="module")
 def predicted(digits_run: Path) -> tuple[np.ndarray, np.ndarray]:
     test = data.load("digits").test
-    return api.load(digits_run, device="cpu").predict_proba(test.images), test.labels
+    return api.load(digits_run, device="cpu").predict_proba(test.inputs), test.labels
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +58,19 @@ def test_verdict_first_and_numbers_right(digits_run: Path, written, read_page, p
     alone(html, page)
     probabilities, labels = predicted
     answers = probabilities.argmax(axis=1)
-    sentence = gain(
+    sentence = measure_gain(
         api.load(digits_run, device="cpu"), api.load(digits_run / "baseline", device="cpu"), data.load("digits").test
     ).sentence
     assert page.text.index(sentence) < page.text.index("Test error over steps")
-    order = ["Test error over steps", "taken for what", "Class by class", "as sure as", "The guesses", "Most confident"]
-    places = [page.text.index(title) for title in [*order, "Worth labeling", "Settings and hardware"]]
+    order = [
+        "Test error over steps",
+        "Confusion matrix",
+        "Class by class",
+        "as sure as",
+        "The guesses",
+        "Most confident",
+    ]
+    places = [page.text.index(title) for title in [*order, "Most confident", "Worth labeling", "Settings and hardware"]]
     assert places == sorted(places)
 
     for folder, name in ((digits_run, "mixmatch"), (digits_run / "baseline", "labels alone")):
@@ -98,15 +107,15 @@ def test_mistakes_and_images_to_label(written, read_page, predicted) -> None:
     wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
     surest = wrong[probabilities[wrong].max(axis=1).argmax()]
     mistakes = page.text[page.text.index("Most confident mistakes") :]
-    told = rf"said {probabilities[surest].argmax()} {100 * probabilities[surest].max():.1f} % is {labels[surest]} "
-    assert re.search(rf"{told}row {surest} ", mistakes)
+    sure = f"{probabilities[surest].argmax()} {100 * probabilities[surest].max():.1f} %"
+    assert f"predicted {sure} true class {labels[surest]} row {surest} " in mistakes
     assert mistakes.index(f"row {surest} ") < mistakes.index("Worth labeling next")
     assert page.count("img") == 48
 
     rows = list(csv.DictReader(io.StringIO(written[1].read_text(encoding="utf-8"))))
     assert list(rows[0]) == ["row", "score", "predicted", "probability"]
     assert len({row["row"] for row in rows}) == len(rows) == 1277 // 20
-    unlabeled = data.load("digits").train.images[[int(row["row"]) for row in rows]]
+    unlabeled = data.load("digits").train.inputs[[int(row["row"]) for row in rows]]
     again = api.load(written[1].parent, device="cpu").predict_proba(unlabeled)
     assert [float(row["score"]) for row in rows] == pytest.approx(measure.uncertainty(again), rel=1e-4)
     assert [row["predicted"] for row in rows] == [str(c) for c in again.argmax(axis=1)]
@@ -118,32 +127,32 @@ def test_mistakes_and_images_to_label(written, read_page, predicted) -> None:
 def test_without_baseline_the_test_error_is_the_verdict(digits_run: Path, read_page) -> None:
     report = gather(digits_run / "baseline", device="cpu")
     assert report.gain is None
-    assert report.judged is not None
+    assert report.evaluated is not None
     page = read_page(render(report))
-    assert f"The test error is {report.judged.error:.1f} %: {report.judged.wrong} of 500 test images" in page.text
-    assert "The method supervised guesses no labels" in page.text
+    assert f"The test error is {report.evaluated.error:.1f} %: {report.evaluated.wrong} of 500 test images" in page.text
+    assert "The method supervised learns from the labels alone" in page.text
     last = json.loads((digits_run / "baseline" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert report.judged.error == pytest.approx(last["test_error"])
+    assert report.evaluated.error == pytest.approx(last["test_error"])
 
 
-def test_own_images_without_test_images(own_run: Path, read_page, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(sys, "argv", ["mixmatch", "report", str(own_run), "--json", "--device", "cpu"])
+def test_user_images_without_test_images(user_run: Path, read_page, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["mixmatch", "report", str(user_run), "--json", "--device", "cpu"])
     main_exit(0)
-    told = json.loads(capsys.readouterr().out)
-    assert told["error"] is None
-    assert told["report"] == str(own_run / "report.html")
-    html = (own_run / "report.html").read_text(encoding="utf-8")
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["error"] is None
+    assert summary["report"] == str(user_run / "report.html")
+    html = (user_run / "report.html").read_text(encoding="utf-8")
     page = read_page(html)
     alone(html, page)
-    assert told["verdict"] in page.text
-    assert "There are too few labels to judge this model by: '" in page.text
+    assert summary["verdict"] in page.text
+    assert "Too few labels to " in page.text
     for title in ("Test error over steps", "Class by class", "Most confident mistakes", "Is it as sure"):
         assert title not in page.text
     assert page.text.index("my <photos>: mixmatch") < page.text.index("Worth labeling next")
-    with (own_run / "label-next.csv").open(encoding="utf-8", newline="") as file:
+    with (user_run / "label-next.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 12
-    folder = own_run.parent / "my <photos>"
+    folder = user_run.parent / "my <photos>"
     for row in rows:
         assert (folder / row["file"]).is_file()
         assert row["file"].startswith("unlabeled/<b")
@@ -151,7 +160,7 @@ def test_own_images_without_test_images(own_run: Path, read_page, monkeypatch, c
     assert "<b> &" not in html
 
 
-def test_names_of_images_held_out(own_run: Path, tmp_path: Path) -> None:
+def test_names_of_images_held_out(user_run: Path, tmp_path: Path) -> None:
     """Where labels are held out, a mistake is called by the file it was."""
     folder = tmp_path / "photos"
     for i in range(30):
@@ -161,10 +170,10 @@ def test_names_of_images_held_out(own_run: Path, tmp_path: Path) -> None:
     settings = {"steps": 2, "eval_every": 2, "batch_size": 4, "network": "wrn-small", "pad": 1}
     api.train(str(folder), out=tmp_path / "run", device="cpu", **settings)
     report = gather(tmp_path / "run", device="cpu")
-    assert report.judged is not None
-    assert report.judged.images == 4
-    assert len(report.judged.mistakes) == report.judged.wrong > 0
-    for shown in report.judged.mistakes:
+    assert report.evaluated is not None
+    assert report.evaluated.images == 4
+    assert len(report.evaluated.mistakes) == report.evaluated.wrong > 0
+    for shown in report.evaluated.mistakes:
         with Image.open(folder / shown.name) as image:
             assert (np.asarray(image) == shown.pixels[..., 0]).all()
         assert shown.name.startswith(f"{shown.true}/")
@@ -178,15 +187,15 @@ def test_many_classes_show_the_most_confused(digits_run: Path, read_page) -> Non
     counts = measure.confusion(labels, answers, 100)
     sure = measure.calibration(np.eye(100)[answers], labels)
     mistake = Shown(np.zeros((8, 8, 1), np.uint8), '<i>"&', '<i>"taken"', 0.99999, true="<i>&amp;")
-    judged = Judged(3000, int((labels != answers).sum()), counts, measure.class_scores(counts), sure, [mistake])
+    evaluated = Evaluated(3000, int((labels != answers).sum()), counts, measure.class_scores(counts), sure, [mistake])
     classes = tuple(f'<i>{c} & "x"' for c in range(100))
-    page = read_page(render(replace(report, classes=classes, labels=[5] * 100, judged=judged)))
+    page = read_page(render(replace(report, classes=classes, labels=[5] * 100, evaluated=evaluated)))
     shown = page.tables["confusion"]
     assert len(shown) - 1 == len(shown[0]) - 1 <= 12
     assert f"Only {len(shown) - 1} of the 100 classes are shown" in page.text
     assert "the other 80 classes" in page.text
     assert len([row for row in page.tables["scores"] if row[0].startswith("<i>")]) == 100
-    assert 'said <i>"taken" >99.9 % is <i>&amp; row <i>"&' in page.text
+    assert 'predicted <i>"taken" >99.9 % true class <i>&amp; row <i>"&' in page.text
 
 
 def test_metrics_that_are_not_finite_do_not_break_the_page(digits_run: Path, read_page) -> None:
@@ -232,7 +241,7 @@ def main_exit(code: int) -> None:
 
 @pytest.mark.parametrize("case", ["nothing", "unfinished", "changed", "gone", "unwritable"])
 def test_what_a_user_can_put_right_is_one_line(
-    case: str, digits_run: Path, own_run: Path, tmp_path: Path, monkeypatch, capsys
+    case: str, digits_run: Path, user_run: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     run, says, options = tmp_path / "run", "", []
     if case == "nothing":
@@ -240,10 +249,10 @@ def test_what_a_user_can_put_right_is_one_line(
     else:
         run.mkdir()
         for name in ("config.json", "result.json", "metrics.jsonl", "model.safetensors"):
-            (run / name).write_bytes(((own_run if case == "gone" else digits_run) / name).read_bytes())
+            (run / name).write_bytes(((user_run if case == "gone" else digits_run) / name).read_bytes())
     if case == "unfinished":
         (run / "result.json").unlink()
-        says = f"is not finished: go on with mixmatch train digits --out {run} --resume"
+        says = f"{run} is not finished"
     if case == "changed":
         config = json.loads((run / "config.json").read_text())
         config["split"]["hash"] = "0" * 16
@@ -264,3 +273,46 @@ def test_what_a_user_can_put_right_is_one_line(
     assert err.count("\n") == 1
     with pytest.raises(MixMatchError):
         write_report(run, options[1] if options else None, device="cpu")
+
+
+def test_open_data_and_gain_are_not_computed_again(digits_run: Path, monkeypatch) -> None:
+    """`train` has both: the report takes them."""
+    source = data.load("digits")
+    opened = Data(source, make_split(source, 20, 1), Basis("the 500 test images"))
+    known = Gain(error=7.0, baseline=9.0, low=1.0, high=3.0, images=500)
+
+    def again(*_: object, **__: object) -> None:
+        raise AssertionError("read or measured again")
+
+    monkeypatch.setitem(gather.__globals__, "open_run", again)
+    monkeypatch.setitem(gather.__globals__, "measure_gain", again)
+    report = gather(digits_run, opened, known, device="cpu")
+    assert report.gain == known
+    assert report.verdict == f"{known.sentence} Evaluated on the 500 test images."
+
+
+def test_any_method_settings_and_metrics(digits_run: Path, tmp_path: Path, read_page) -> None:
+    """A run of a method from outside the package: its name, settings and metrics are unknown here."""
+    run, name = tmp_path / "run", "custom:MyMethodWithQuiteALongNameIndeed"
+    run.mkdir()
+    for file in ("config.json", "result.json", "model.safetensors"):
+        content = (digits_run / file).read_bytes()
+        if file.endswith("json"):
+            values = json.loads(content)
+            values["settings"] |= {"method": name, "method_settings": {"threshold": [0.5, "<x>"], "more": {"a": 1}}}
+            values["method"] = name
+            content = json.dumps(values).encode()
+        (run / file).write_bytes(content)
+    lines = [{"step": s, "test_error": 50.0, "log_likelihood": -7.0 + s / 10, "kept": True} for s in (10, 20)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source = data.load("digits")
+    html = render(gather(run, Data(source, make_split(source, 20, 1), Basis("500 test images")), device="cpu"))
+    page = read_page(html)
+    assert "digits: MyMethodWithQuiteALongNameIndeed, 20 labels" in page.text
+    assert "Without a baseline beside this run, the gain from the unlabeled images is not known." in page.text
+    settings = dict(page.tables["settings"])
+    assert (settings["method"], settings["threshold"], settings["more"]) == (name, "0.5, <x>", "{'a': 1}")
+    chart = html[html.index("<figcaption>log_likelihood") :]
+    heights = [float(point.split(",")[1]) for point in re.findall(r'points="([^"]*)"', chart)[0].split()]
+    assert 0 < heights[1] < heights[0] < 165  # inside the chart, and rising
+    alone(html, page)

@@ -200,7 +200,7 @@ def assert_refused(run: RunFolder, path: Path, *words: str) -> None:
     with pytest.raises(MixMatchError) as told:
         run.load_checkpoint()
     assert str(path) in str(told.value)
-    assert "--checkpoint step-00000007" in str(told.value)
+    assert "checkpoint=step-00000007" in str(told.value)
     for word in words:
         assert word in str(damaged.value)
         assert word in str(told.value)
@@ -302,16 +302,17 @@ FULL_DISK = """if True:
     from pathlib import Path
     import numpy as np, torch
     from torch import nn
-    from mixmatch.data.source import Images, Source
+    from mixmatch.data.source import Rows, Source
     from mixmatch.data.split import make_split
     from mixmatch.errors import MixMatchError
     from mixmatch.settings import resolve
-    from mixmatch.training.trainer import Trainer, fit
+    from mixmatch.training.loop import fit
+    from mixmatch.training.trainer import Trainer
     from mixmatch.training.progress import Quiet
     from mixmatch.training.run import RunFolder
 
     rng = np.random.default_rng(0)
-    images = Images(rng.integers(0, 256, (20, 4, 4, 1), np.uint8), np.arange(20) % 2)
+    images = Rows(rng.integers(0, 256, (20, 4, 4, 1), np.uint8), np.arange(20) % 2)
     source = Source("tiny", ("a", "b"), images, images)
     settings = resolve("tiny", dict(method="supervised", labels=4, steps=6, batch_size=4, pad=1, eval_every=2))
     torch.manual_seed(0)
@@ -343,7 +344,7 @@ def test_a_disk_that_takes_no_more(tmp_path: Path, full_at: int, left: list[str]
         [sys.executable, "-c", FULL_DISK, str(tmp_path), str(full_at)], capture_output=True, text=True, check=True
     )
     assert child.stdout == (
-        f"cannot write to {tmp_path} (File too large): {told}; make room, then go on with --resume\n"
+        f"cannot write to {tmp_path} (File too large): {told}; make room, then continue with resume=True\n"
     ), child.stderr
     assert sorted(p.name for p in (tmp_path / "checkpoint").iterdir()) == left
     for name in left:

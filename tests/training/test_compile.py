@@ -14,18 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from mixmatch import networks
-from mixmatch.api import averaged
-from mixmatch.augment.augment import Augmentation
-from mixmatch.data.source import Images, Source
+from mixmatch.augment import Augmentation
+from mixmatch.data.source import Rows, Source
 from mixmatch.data.split import make_split
 from mixmatch.draws import Draws
 from mixmatch.methods import METHODS
 from mixmatch.settings import resolve
 from mixmatch.training import compile as fast
 from mixmatch.training import trainer as engine
+from mixmatch.training.loop import fit
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunFolder
-from mixmatch.training.trainer import Trainer, fit
+from mixmatch.training.session import averaged
+from mixmatch.training.step import Objective
+from mixmatch.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 CASES: list[dict[str, Any]] = [{"method": method} for method in METHODS if method != "vat"]
@@ -49,7 +51,7 @@ def network() -> nn.Module:
 
 def source() -> Source:
     rng = np.random.default_rng(0)
-    images = Images(rng.integers(0, 256, (60, 6, 6, 1), np.uint8), np.arange(60, dtype=np.int64) % 3)
+    images = Rows(rng.integers(0, 256, (60, 6, 6, 1), np.uint8), np.arange(60, dtype=np.int64) % 3)
     return Source("tiny", ("a", "b", "c"), images, images)
 
 
@@ -75,25 +77,29 @@ class Double:
         return self.inner(inputs, draws).double()
 
 
+def in_double(objective: Objective) -> Objective:
+    return replace(objective, weak=Double(objective.weak), strong=Double(objective.strong))
+
+
 def one_step(compile: bool, seed: int = 0, loss: fast.Loss | None = None, **given: Any) -> dict[str, Tensor]:
     """The loss, metrics, gradients and batch-norm statistics of a step in float64."""
     trainer = trainer_for(**given)
     torch.manual_seed(seed)
     module = network().double()
-    recipe = replace(trainer.recipe, augment=Double(trainer.recipe.augment))
+    objective = in_double(trainer.objective)
     ema = {name: 0.9 * p.detach() for name, p in module.named_parameters()}
     draws = {name: values[0] for name, values in trainer._chunk(4, 1).items()}
     x = trainer.pool.fetch(draws["labeled"])
     u = trainer.pool.fetch(draws["unlabeled"]) if "unlabeled" in draws else None
     labels = trainer.labels[draws["labeled"]]
     draws = {name: value.double() if value.is_floating_point() else value for name, value in draws.items()}
-    if recipe.method.wants_noise:
+    if objective.method.noise:
         draws["method/noise"] = trainer._noise(4).double()
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     if compile:
-        value, metrics = (loss or fast.compiled(recipe, module, "fp32"))(tensors, ema, labels, x, u, draws)
+        value, metrics, _ = (loss or fast.compiled(objective, module, "fp32"))(tensors, ema, labels, x, u, draws, {})
     else:
-        value, metrics = recipe.loss(fast.Passes(module, ema, "fp32"), labels, x, u, draws)
+        value, metrics, _ = objective.loss(fast.Forward(module, ema, "fp32"), labels, x, u, draws, {})
     value.backward()  # type: ignore[no-untyped-call]
     gradients = {f"gradient of {name}": p.grad for name, p in module.named_parameters() if p.grad is not None}
     assert len(gradients) == 6
@@ -130,15 +136,17 @@ def test_a_compiled_run_has_the_metrics_of_a_plain_one() -> None:
 def test_networks_alike_share_what_was_compiled() -> None:
     given = {"method": "supervised"}
     trainer = trainer_for(**given)
-    recipe = replace(trainer.recipe, augment=Double(trainer.recipe.augment))
-    shared = fast.compiled(recipe, network().double(), "fp32", name="a name")
-    assert fast.compiled(recipe, network().double(), "fp32", name="a name") is shared
-    assert fast.compiled(recipe, network().double(), "bf16", name="a name") is not shared
-    assert fast.compiled(replace(recipe, steps=10), network().double(), "fp32", name="a name") is not shared
+    objective = in_double(trainer.objective)
+    shared = fast.compiled(objective, network().double(), "fp32", name="a name")
+    assert fast.compiled(objective, network().double(), "fp32", name="a name") is shared
+    assert fast.compiled(objective, network().double(), "bf16", name="a name") is not shared
+    assert fast.compiled(replace(objective, steps=10), network().double(), "fp32", name="a name") is not shared
     wider = nn.Sequential(nn.Flatten(), nn.Linear(36, 3)).double()
-    assert fast.compiled(recipe, wider, "fp32", name="a name") is not shared
-    assert fast.compiled(recipe, network().double(), "fp32", name="another") is not shared
-    assert fast.compiled(recipe, network().double(), "fp32") is not fast.compiled(recipe, network().double(), "fp32")
+    assert fast.compiled(objective, wider, "fp32", name="a name") is not shared
+    assert fast.compiled(objective, network().double(), "fp32", name="another") is not shared
+    assert fast.compiled(objective, network().double(), "fp32") is not fast.compiled(
+        objective, network().double(), "fp32"
+    )
     first = one_step(True, 1, shared, **given)
     with torch._dynamo.config.patch(error_on_recompile=True):
         second = one_step(True, 2, shared, **given)
@@ -220,7 +228,7 @@ def test_what_cannot_be_compiled_trains_all_the_same(tmp_path: Path) -> None:
     fit(trainer, folder(tmp_path / "a"), said)
     assert len(said.notes) == 1
     assert said.notes[0].startswith("the step cannot be compiled (")
-    assert said.notes[0].endswith("): training goes on without, more slowly")
+    assert said.notes[0].endswith("): training continues without, slower")
     assert "\n" not in said.notes[0]
     plain = trainer_for(LooksAtValues, method="supervised")
     fit(plain, folder(tmp_path / "b"), Quiet())

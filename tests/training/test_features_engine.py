@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import mixmatch
-from mixmatch.data.source import UNKNOWN, Features, Source
+from mixmatch.data.source import UNKNOWN, Rows, Source
 from mixmatch.errors import MixMatchError
 from mixmatch.methods import METHODS
 from mixmatch.settings import resolve
@@ -24,12 +24,12 @@ def source(train: int = 40, test: int = 30, labeled: int = 9, columns: int = 5) 
     """Three classes, apart in the first two columns; only the first `labeled` rows have a label."""
     rng = np.random.default_rng(0)
 
-    def part(count: int) -> Features:
+    def part(count: int) -> Rows:
         labels = np.arange(count) % 3
         x = rng.normal(size=(count, columns)) * 0.3
         x[:, 0] += np.array([-1, 0, 1])[labels]
         x[:, 1] += np.array([0, 1, 0])[labels]
-        return Features(x.astype(np.float32), labels.astype(np.int64))
+        return Rows(x.astype(np.float32), labels.astype(np.int64))
 
     made = Source("rows", ("a", "b", "c"), part(train), part(test))
     made.train.labels[labeled:] = UNKNOWN

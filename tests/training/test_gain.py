@@ -1,4 +1,4 @@
-"""The sentence on what unlabeled images brought, against a bootstrap written here."""
+"""The gain from unlabeled images and its sentence, against a bootstrap written here."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from mixmatch.data.source import Images
+from mixmatch.data.source import Rows
 from mixmatch.draws import generator
-from mixmatch.training.gain import RESAMPLES, Gain, gain
+from mixmatch.training.gain import RESAMPLES, Gain, measure_gain
 
 
 class Fixed:
-    """Predicts what it is told to."""
+    """Predicts what it was made with."""
 
     def __init__(self, predicted: np.ndarray) -> None:
         self.predicted = predicted
@@ -27,8 +27,8 @@ def compare(wrong: int, wrong_alone: int, count: int = 400) -> Gain:
     first, second = labels.copy(), labels.copy()
     first[:wrong] = (first[:wrong] + 1) % 3
     second[:wrong_alone] = (second[:wrong_alone] + 1) % 3
-    test = Images(np.zeros((count, 1, 1, 1), np.uint8), labels.astype(np.int64))
-    return gain(Fixed(first), Fixed(second), test)  # type: ignore[arg-type]
+    test = Rows(np.zeros((count, 1, 1, 1), np.uint8), labels.astype(np.int64))
+    return measure_gain(Fixed(first), Fixed(second), test)  # type: ignore[arg-type]
 
 
 def test_errors_and_interval() -> None:
@@ -57,7 +57,7 @@ def test_many_test_rows_take_little_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "alone", "says"), [(40, 100, "helped:"), (100, 40, "did harm:"), (50, 51, "It cannot be told whether")]
+    ("wrong", "alone", "says"), [(40, 100, "helped:"), (100, 40, "hurt:"), (50, 51, "No clear difference: ")]
 )
 def test_sentence(wrong: int, alone: int, says: str) -> None:
     assert says in compare(wrong, alone).sentence

@@ -1,4 +1,4 @@
-"""Adam with decoupled decay against one written here in float64, and its state over time."""
+"""Adam with decoupled decay and SGD with Nesterov momentum against ones written here in float64, and their state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def network() -> nn.Sequential:
     return made
 
 
-def settings(**given: float) -> Settings:
+def settings(**given: float | str) -> Settings:
     return Settings(data="none", **{"learning_rate": RATE, "weight_decay": DECAY, **given})  # type: ignore[arg-type]
 
 
@@ -37,7 +37,7 @@ def gradients(module: nn.Module, step: int) -> dict[str, np.ndarray]:
 
 def give(module: nn.Module, values: dict[str, np.ndarray]) -> None:
     for name, p in module.named_parameters():
-        p.grad = torch.from_numpy(values[name]).to(p.dtype)
+        p.grad = torch.zeros_like(p).copy_(torch.from_numpy(values[name]))  # in the layout of p, as autograd does
 
 
 class Adam:
@@ -73,6 +73,29 @@ def test_steps(steps: int, rate: float, decay: float) -> None:
         expected.step(given)
     for name, p in module.named_parameters():
         np.testing.assert_allclose(p.detach().numpy(), expected.p[name], rtol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize(("rate", "decay", "momentum"), [(0.03, 5e-4, 0.9), (0.1, 0.5, 0.5), (0.1, 0.0, 0.0)])
+def test_sgd_has_nesterov_momentum_and_an_l2_loss_on_kernels(rate: float, decay: float, momentum: float) -> None:
+    module = network()
+    given_settings = settings(optimizer="sgd", learning_rate=rate, weight_decay=decay, momentum=momentum)
+    optimizer = build_optimizer(module, given_settings)
+    p = {name: value.detach().numpy().copy() for name, value in module.named_parameters()}
+    v = {name: np.zeros_like(value) for name, value in p.items()}
+    for step in range(5):
+        given = gradients(module, step)
+        give(module, given)
+        optimizer.step()
+        for name, gradient in given.items():
+            g = gradient + (decay * p[name] if name in ("0.weight", "3.weight") else 0)
+            v[name] = momentum * v[name] + g
+            p[name] = p[name] - rate * (g + momentum * v[name])
+    for name, value in module.named_parameters():
+        np.testing.assert_allclose(value.detach().numpy(), p[name], rtol=1e-10, err_msg=name)
+    state = optimizer_state(module, optimizer)
+    assert state.keys() == ({f"momentum_buffer.{name}" for name in p} if momentum else set())
+    for name, value in state.items():
+        np.testing.assert_allclose(value.numpy(), v[name.removeprefix("momentum_buffer.")], rtol=1e-10)
 
 
 def test_only_kernels_decay() -> None:
@@ -113,12 +136,17 @@ def test_schedules() -> None:
     assert cosine == pytest.approx(
         [0.002, 0.001 * (1 + half), 0.001, 0.001 * (1 - half), 0.001 * (1 - math.cos(math.pi / 100))], rel=1e-9
     )
+    fixmatch = [learning_rate("cosine-7/16", 0.03, step, 112) for step in (0, 64, 112)]  # 0, a quarter of pi, 7/16
+    assert fixmatch == pytest.approx([0.03, 0.03 * half, 0.03 * math.sin(math.pi / 16)], rel=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_state_put_back_gives_the_same_further_steps(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("name", "kept"), [("adam", ("exp_avg", "exp_avg_sq", "step")), ("sgd", ("momentum_buffer",))], ids=["adam", "sgd"]
+)
+def test_state_put_back_gives_the_same_further_steps(dtype: torch.dtype, name: str, kept: tuple[str, ...]) -> None:
     straight = network().to(dtype).to(memory_format=torch.channels_last)
-    optimizer = build_optimizer(straight, settings())
+    optimizer = build_optimizer(straight, settings(optimizer=name))
     for step in range(3):
         give(straight, gradients(straight, step))
         optimizer.step()
@@ -126,9 +154,8 @@ def test_state_put_back_gives_the_same_further_steps(dtype: torch.dtype) -> None
     saved: dict[str, Tensor] = {
         name: t.detach().clone().contiguous() for name, t in optimizer_state(straight, optimizer).items()
     }
-    kept = ("exp_avg", "exp_avg_sq", "step")
     assert set(saved) == {f"{m}.{n}" for m in kept for n, _ in straight.named_parameters()}
-    again = build_optimizer(resumed, settings())
+    again = build_optimizer(resumed, settings(optimizer=name))
     load_optimizer_state(resumed, again, saved, 3)
     for step in range(3, 6):
         for module, its in ((straight, optimizer), (resumed, again)):

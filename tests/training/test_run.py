@@ -70,7 +70,7 @@ def test_a_place_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
         with (
-            pytest.raises(MixMatchError, match=r"^cannot write to .*: .*; choose another --out$"),
+            pytest.raises(MixMatchError, match=r"^cannot write to .*: .*; choose another folder with out=$"),
             RunFolder(path).lock(),
         ):
             pass

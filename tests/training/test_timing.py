@@ -9,37 +9,37 @@ import pytest
 import torch
 
 from mixmatch.data.source import UNKNOWN
-from mixmatch.data.user.rows import UserImages, UserTable
-from mixmatch.data.user.table import Encoding, Numeric
+from mixmatch.data.user.encoding import Encoding, Numeric
+from mixmatch.data.user.rows import UserData
 from mixmatch.settings import resolve
-from mixmatch.training import timing as trial
-from mixmatch.training.timing import Trial, cost, told
+from mixmatch.training.timing import Trial, cost, describe
+from mixmatch.training.trainer import Trainer
 
 
-def features(labeled: int = 24, unlabeled: int = 30) -> UserTable:
+def features(labeled: int = 24, unlabeled: int = 30) -> UserData:
     count = labeled + unlabeled
     labels = np.arange(count) % 2
     labels[labeled:] = UNKNOWN
-    return UserTable(
+    return UserData(
         name="rows",
         classes=("a", "b"),
         labels=labels.astype(np.int64),
         files=tuple(map(str, range(count))),
         part=("train",) * count,
-        features=np.random.default_rng(0).normal(size=(count, 3)).astype(np.float32),
+        inputs=np.random.default_rng(0).normal(size=(count, 3)).astype(np.float32),
         encoding=Encoding(tuple(Numeric(str(i), 0.0, 0.0, 1.0) for i in range(3))),
     )
 
 
 def test_a_trial_of_features(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[int] = []
-    advance = trial.Trainer.advance
+    advance = Trainer.advance
 
-    def counted(self: trial.Trainer, until: int) -> None:
+    def counted(self: Trainer, until: int) -> None:
         advance(self, until)
         steps.append(self.step)
 
-    monkeypatch.setattr(trial.Trainer, "advance", counted)
+    monkeypatch.setattr(Trainer, "advance", counted)
     found = cost(features(), "cpu")
     assert steps == [*range(1, 21), *range(1, 21)]  # the method, then its baseline
     assert (found.kind, found.severity) == ("cost", "info")
@@ -57,13 +57,13 @@ def test_without_unlabeled_rows_the_labels_alone_are_tried() -> None:
 
 def test_what_fails_is_a_finding() -> None:
     count = 4
-    images = UserImages(
+    images = UserData(
         name="four-channels",
         classes=("a", "b"),
         labels=np.array([0, 1, UNKNOWN, UNKNOWN]),
         files=tuple(map(str, range(count))),
         part=("train",) * count,
-        images=np.zeros((count, 1, 0, 3), np.uint8),
+        inputs=np.zeros((count, 1, 0, 3), np.uint8),
     )
     found = cost(images, "cpu")
     assert (found.kind, found.severity) == ("trial", "error")
@@ -75,5 +75,5 @@ def test_time_is_steps_and_evaluations() -> None:
     settings = resolve("x", {"steps": 100, "eval_every": 30}, "features")
     one = Trial(settings, step=0.5, evaluation=2.0, memory=3 * 2**20, device=torch.device("cpu"))
     assert one.seconds == 100 * 0.5 + 4 * 2.0  # at 30, 60, 90 and at the end
-    assert told([one], judged=True).endswith("memory 3 MB at its peak")
-    assert "0:58" in told([one], judged=True)
+    assert describe([one], evaluated=True).endswith("memory 3 MB at its peak")
+    assert "0:58" in describe([one], evaluated=True)

@@ -18,18 +18,20 @@ import torch
 from torch import Tensor, nn
 
 from mixmatch.data.pool import Pool
-from mixmatch.data.source import Images, Source
+from mixmatch.data.source import Rows, Source
 from mixmatch.data.split import make_split
 from mixmatch.errors import MixMatchError
-from mixmatch.methods.base import Batch
+from mixmatch.methods.base import Batch, Method, Step
 from mixmatch.networks import WideResNet
 from mixmatch.settings import resolve
-from mixmatch.training import checkpoint
+from mixmatch.training import checkpoint, loop
 from mixmatch.training import trainer as engine
 from mixmatch.training.evaluate import reported_error
+from mixmatch.training.loop import fit
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunFolder
-from mixmatch.training.trainer import Interrupted, Trainer, fit
+from mixmatch.training.stop import Interrupted
+from mixmatch.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 SIZE, CLASSES = 6, 3
@@ -39,10 +41,10 @@ def tiny_source(train: int = 40, test: int = 150, unknown: int = 0) -> Source:
     """Classes differ by brightness; `unknown` test images have no label."""
     rng = np.random.default_rng(0)
 
-    def part(count: int) -> Images:
+    def part(count: int) -> Rows:
         labels = np.arange(count) % CLASSES
         images = rng.integers(0, 120, (count, SIZE, SIZE, 1)) + 60 * labels[:, None, None, None]
-        return Images(images.astype(np.uint8), labels.astype(np.int64))
+        return Rows(images.astype(np.uint8), labels.astype(np.int64))
 
     made = Source("tiny", ("a", "b", "c"), part(train), part(test))
     made.test.labels[:unknown] = -1
@@ -90,6 +92,11 @@ def state(trainer: Trainer) -> dict[str, Tensor]:
     }
 
 
+def chunks_of(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (engine, loop):
+        monkeypatch.setattr(module, "CHUNK", steps)
+
+
 def assert_identical(a: Trainer, b: Trainer) -> None:
     assert a.step == b.step
     x, y = state(a), state(b)
@@ -105,10 +112,10 @@ def without_time(run: RunFolder) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- a step's images
 
 
-class Recorder:
+class Recorder(Method):
     """A method that notes what it is given; the loss is of no interest."""
 
-    unlabeled_views, wants_noise = 2, False
+    views = ("weak", "weak")
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []
@@ -117,12 +124,12 @@ class Recorder:
     def draw(self, rng: np.random.Generator, batch_size: int) -> dict[str, Any]:
         return {"own": rng.random(3)}
 
-    def loss(self, model: Any, batch: Batch, draws: Mapping[str, Tensor], progress: Any) -> tuple[Tensor, Any]:
+    def loss(self, model: Any, batch: Batch, draws: Mapping[str, Tensor], progress: Any, state: Any) -> Step:
         assert set(draws) == {"own"}
         self.batches.append(batch)
         self.steps.append(progress.step.item())
         loss = model(batch.x, stats="update").sum() * 0
-        return loss, {"loss": loss}
+        return Step(loss, {"loss": loss})
 
 
 def augmented(image: np.ndarray, pad: int, offset: np.ndarray, flip: int) -> np.ndarray:
@@ -138,20 +145,20 @@ def test_a_method_gets_the_images_and_labels_that_were_drawn() -> None:
     trainer = trainer_for(flip=True, pad=2, valid=3)
     source, split = trainer.source, trainer.split
     recorder = Recorder()
-    trainer.recipe = replace(trainer.recipe, method=recorder)
+    trainer.objective = replace(trainer.objective, method=recorder)
     trainer.advance(3)
     assert recorder.steps == [0, 1, 2]
     for step, batch in enumerate(recorder.batches):
         drawn = trainer.draw(step)
         assert set(drawn["labeled"]) <= set(split.labeled)
-        assert set(drawn["unlabeled"]) <= set(split.unlabeled)
+        assert drawn["unlabeled"].tolist() == split.unlabeled[batch.rows.numpy()].tolist()
         for i, row in enumerate(drawn["labeled"]):
-            image = augmented(source.train.images[row], 2, drawn["x/offset"][0, i], drawn["x/flip"][0, i])
+            image = augmented(source.train.inputs[row], 2, drawn["x/offset"][0, i], drawn["x/flip"][0, i])
             np.testing.assert_allclose(batch.x[i].numpy(), image, atol=1e-6)
             assert batch.y[i].tolist() == [float(c == source.train.labels[row]) for c in range(CLASSES)]
         for view in range(2):
             for i, row in enumerate(drawn["unlabeled"]):
-                image = augmented(source.train.images[row], 2, drawn["u/offset"][view, i], drawn["u/flip"][view, i])
+                image = augmented(source.train.inputs[row], 2, drawn["u/offset"][view, i], drawn["u/flip"][view, i])
                 np.testing.assert_allclose(batch.u[view, i].numpy(), image, atol=1e-6)
     assert not np.array_equal(trainer.draw(0)["u/offset"][0], trainer.draw(0)["u/offset"][1])
     assert not set(split.labeled) & set(split.unlabeled)
@@ -171,7 +178,7 @@ def test_chunks_of_any_length_give_the_same_bits(monkeypatch: pytest.MonkeyPatch
     for until in (1, 4, 5, 5, 11):
         pieces.advance(until)
     assert_identical(whole, pieces)
-    monkeypatch.setattr(engine, "CHUNK", 3)
+    chunks_of(3, monkeypatch)
     threes = trainer_for(**settings)
     threes.advance(11)
     assert_identical(whole, threes)
@@ -180,7 +187,7 @@ def test_chunks_of_any_length_give_the_same_bits(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("network", [small_network, WithDropout])
 @pytest.mark.parametrize("at", [0, 1, 6])
-def test_a_checkpoint_goes_on_to_the_same_bits(tmp_path: Path, network: Callable[[], nn.Module], at: int) -> None:
+def test_a_checkpoint_resumes_to_the_same_bits(tmp_path: Path, network: Callable[[], nn.Module], at: int) -> None:
     straight = trainer_for(network)
     straight.advance(11)
     first = trainer_for(network)
@@ -250,7 +257,7 @@ def test_when_it_evaluates(tmp_path: Path, steps: int, every: int, expected: lis
     assert newest.step == steps
 
 
-def independent_evaluation(run: RunFolder, images: Images) -> tuple[float, float]:
+def independent_evaluation(run: RunFolder, images: Rows) -> tuple[float, float]:
     """Averaged weights, the live network's running statistics, in float64."""
     saved = run.load_checkpoint()
     assert saved is not None
@@ -260,7 +267,7 @@ def independent_evaluation(run: RunFolder, images: Images) -> tuple[float, float
     network.load_state_dict(state)
     network.eval()
     known = images.labels >= 0
-    pixels = images.images[known].astype(np.float64) * 2 / 255 - 1
+    pixels = images.inputs[known].astype(np.float64) * 2 / 255 - 1
     with torch.no_grad():
         logits = network(torch.from_numpy(pixels.transpose(0, 3, 1, 2))).numpy()
     labels = images.labels[known]
@@ -270,30 +277,35 @@ def independent_evaluation(run: RunFolder, images: Images) -> tuple[float, float
 
 
 @pytest.mark.parametrize("unknown", [0, 7])
-def test_the_numbers_are_of_the_averaged_weights_with_the_live_statistics(tmp_path: Path, unknown: int) -> None:
+def test_the_numbers_are_of_the_averaged_weights_with_the_live_statistics(
+    tmp_path: Path, unknown: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, run = tiny_source(unknown=unknown), RunFolder(tmp_path)
+    monkeypatch.setattr(engine, "LEAST_VALID", 9)
     trainer = trainer_for(source=source, steps=6, eval_every=6, valid=9, learning_rate=0.02)
     fit(trainer, run, Quiet())
     (record,) = run.metrics()
     error, loss = independent_evaluation(run, source.test)
     assert record["test_error"] == pytest.approx(error, abs=1e-9)
     assert record["test_loss"] == pytest.approx(loss, rel=1e-4)
-    valid = Images(source.train.images[trainer.split.valid], source.train.labels[trainer.split.valid])
+    valid = Rows(source.train.inputs[trainer.split.valid], source.train.labels[trainer.split.valid])
     assert len(valid) == 9
     error, loss = independent_evaluation(run, valid)
     assert record["valid_error"] == pytest.approx(error, abs=1e-9)
     assert record["valid_loss"] == pytest.approx(loss, rel=1e-4)
-    # It matters which weights: the live ones judge otherwise.
-    images = torch.from_numpy(source.test.images[unknown:].astype(np.float32) * 2 / 255 - 1).movedim(-1, 1)
+    # It matters which weights: the live ones give another loss.
+    images = torch.from_numpy(source.test.inputs[unknown:].astype(np.float32) * 2 / 255 - 1).movedim(-1, 1)
     with torch.no_grad():
         live = trainer.model(images, stats="running")
     truth = torch.from_numpy(source.test.labels[unknown:])
     assert abs(nn.functional.cross_entropy(live, truth).item() - record["test_loss"]) > 1e-3
 
 
-def test_without_validation_images_there_are_no_such_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("valid", [0, 1, 9])
+def test_without_enough_validation_images_there_are_no_such_numbers(tmp_path: Path, valid: int) -> None:
+    """The paper's protocol holds out one image: 0 or 100 % would mean nothing."""
     run = RunFolder(tmp_path)
-    fit(trainer_for(WithDropout, steps=1, method="supervised"), run, Quiet())
+    fit(trainer_for(WithDropout, steps=1, method="supervised", valid=valid), run, Quiet())
     assert {name for record in run.metrics() for name in record} == {
         "step",
         "test_error",
@@ -304,7 +316,7 @@ def test_without_validation_images_there_are_no_such_numbers(tmp_path: Path) -> 
 
 
 def test_test_images_of_unknown_class_only(tmp_path: Path) -> None:
-    """Nothing to judge by: it trains all the same, and no error is made up."""
+    """Nothing to evaluate on: it trains all the same, and no error is made up."""
     trainer, run = trainer_for(WithDropout, source=tiny_source(unknown=150), steps=1), RunFolder(tmp_path)
     fit(trainer, run, Quiet())
     assert [record["step"] for record in run.metrics()] == [1]
@@ -316,10 +328,10 @@ def test_losses_are_averaged_since_the_last_evaluation(tmp_path: Path, monkeypat
     losses: list[float] = []
     original = Trainer.loss
 
-    def noting(self: Trainer, *args: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, metrics = original(self, *args)
-        losses.append(loss.item())
-        return loss, metrics
+    def noting(self: Trainer, *args: Any) -> Step:
+        step = original(self, *args)
+        losses.append(step.loss.item())
+        return step
 
     monkeypatch.setattr(Trainer, "loss", noting)
     fit(trainer, run, Quiet())
@@ -340,7 +352,7 @@ def test_the_reported_error_is_the_median_of_the_last_20() -> None:
 # ---------------------------------------------------------------- settings at work
 
 
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "cosine-7/16"])
 def test_the_schedule_sets_each_steps_rate(schedule: str) -> None:
     trainer = trainer_for(WithDropout, method="supervised", schedule=schedule, learning_rate=0.01, steps=8)
     rates: list[float] = []
@@ -358,6 +370,7 @@ def test_the_schedule_sets_each_steps_rate(schedule: str) -> None:
         "constant": [0.01] * 8,
         "linear": [0.01 * (8 - s) / 8 for s in range(8)],
         "cosine": [0.005 * (1 + math.cos(math.pi * s / 8)) for s in range(8)],
+        "cosine-7/16": [0.01 * math.cos(7 * math.pi * s / (16 * 8)) for s in range(8)],
     }[schedule]
     assert rates == pytest.approx(expected, rel=1e-12)
 
@@ -392,8 +405,8 @@ def test_labels_of_any_whole_number_type(tmp_path: Path, kind: Any) -> None:
     narrow = Source(
         "tiny",
         source.classes,
-        Images(source.train.images, source.train.labels.astype(kind)),
-        Images(source.test.images, source.test.labels.astype(kind)),
+        Rows(source.train.inputs, source.train.labels.astype(kind)),
+        Rows(source.test.inputs, source.test.labels.astype(kind)),
     )
     a, b = trainer_for(WithDropout, source=source), trainer_for(WithDropout, source=narrow)
     runs = [RunFolder(tmp_path / name) for name in "ab"]
@@ -439,7 +452,7 @@ class BreaksDown(WithDropout):
 def test_an_infinite_loss_stops_the_run_with_its_step_and_keeps_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
-    monkeypatch.setattr(engine, "CHUNK", chunk)
+    chunks_of(chunk, monkeypatch)
     run = RunFolder(tmp_path)
     with pytest.raises(MixMatchError) as caught:
         fit(trainer_for(BreaksDown, method="supervised"), run, Quiet(), checkpoint_every=5)
@@ -536,7 +549,7 @@ def test_an_interrupted_run_ends_where_it_would_have(
     stopped_at: int,
     network: Callable[[], nn.Module],
 ) -> None:
-    monkeypatch.setattr(engine, "CHUNK", 2)
+    chunks_of(2, monkeypatch)
     straight, whole = trainer_for(network, valid=2), RunFolder(tmp_path / "whole")
     first, parts = trainer_for(network, valid=2), RunFolder(tmp_path / "parts")
     for run in (whole, parts):
@@ -564,7 +577,7 @@ def test_an_interrupted_run_ends_where_it_would_have(
 
 def test_interrupted_over_and_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At every step, also twice at the same place."""
-    monkeypatch.setattr(engine, "CHUNK", 1)
+    chunks_of(1, monkeypatch)
     straight, whole, parts = trainer_for(WithDropout), RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "parts")
     for run in (whole, parts):
         run.path.mkdir()
@@ -625,11 +638,11 @@ def test_checkpoints_every_so_many_steps(tmp_path: Path, every: int, expected: l
 
 def test_checkpoints_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[int] = []
-    monkeypatch.setattr(engine, "CHUNK", 3)
+    chunks_of(3, monkeypatch)
     monkeypatch.setattr(checkpoint, "save", lambda folder, now: saved.append(now.step))
     fit(trainer_for(WithDropout), RunFolder(tmp_path), Quiet())
     assert saved == [11]  # a minute has not passed
-    monkeypatch.setattr(engine, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
     saved.clear()
     fit(trainer_for(WithDropout), RunFolder(tmp_path), Quiet())
     assert saved == [3, 4, 7, 8, 11]
@@ -657,19 +670,20 @@ LARGE = """if True:
     from pathlib import Path
     import numpy as np, torch
     from torch import nn
-    from mixmatch.data.source import Images, Source
+    from mixmatch.data.source import Rows, Source
     from mixmatch.data.split import make_split
     from mixmatch.settings import resolve
-    from mixmatch.training.trainer import Trainer, fit
+    from mixmatch.training.loop import fit
     from mixmatch.training.progress import Quiet
     from mixmatch.training.run import RunFolder
+    from mixmatch.training.trainer import Trainer
 
     def anonymous():  # what cannot be dropped and read again from the file
         return int(re.search(r"RssAnon:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) / 1000
 
     def train(images, out):
         out.mkdir()
-        data = Images(images, np.arange(len(images)) % 10)
+        data = Rows(images, np.arange(len(images)) % 10)
         source = Source("large", tuple("0123456789"), data, data)
         settings = resolve("large", dict(labels=40, steps=30, batch_size=64, eval_every=30, valid=1))
         network = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(48, 10))

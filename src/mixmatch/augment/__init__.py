@@ -1,1 +1,46 @@
-"""Augmentation in batch, on the device."""
+"""Augmentation of whole batches on any device: what to do is drawn as numbers, doing it is arithmetic.
+
+The same draws give the same images on every device, because only integers decide where a pixel comes from.
+"""
+
+from __future__ import annotations
+
+from mixmatch.augment.base import Augmentation, to_unit_range, unaugmented
+from mixmatch.augment.crop_flip import CropFlip
+from mixmatch.augment.cutout import Cutout
+from mixmatch.augment.noise_mask import NoiseMask
+from mixmatch.errors import MixMatchError
+
+__all__ = [
+    "Augmentation",
+    "CropFlip",
+    "Cutout",
+    "NoiseMask",
+    "strong_augmentation",
+    "to_unit_range",
+    "unaugmented",
+    "weak_augmentation",
+]
+
+
+def weak_augmentation(
+    input_shape: tuple[int, ...], *, pad: int, flip: bool, noise: float, mask: float
+) -> CropFlip | NoiseMask:
+    """Crops and flips of images (C, H, W), noise and masks for features (F,)."""
+    if len(input_shape) == 1:
+        if pad or flip:
+            raise MixMatchError("pad and flip are for images, but the data holds features: use noise and mask")
+        return NoiseMask(input_shape[0], noise, mask)
+    if noise or mask:
+        raise MixMatchError("noise and mask are for features, but the data holds images: use pad and flip")
+    crop = CropFlip(pad, flip)
+    crop.check(*input_shape[1:])
+    return crop
+
+
+def strong_augmentation(weak: CropFlip | NoiseMask, input_shape: tuple[int, ...]) -> Augmentation:
+    """What is stronger than the weak augmentation: a hidden square in images; in features twice the noise, and
+    masks twice."""
+    if isinstance(weak, NoiseMask):
+        return NoiseMask(weak.features, 2 * weak.noise, 1 - (1 - weak.mask) ** 2)
+    return Cutout(weak, *input_shape[1:])

@@ -1,53 +1,192 @@
-"""The command line. One file a command, each thin: parse, call, print."""
+"""The command line. One file per command, each thin: parse, call, print. A command is imported when it is run."""
 
 from __future__ import annotations
 
+import re
 import sys
-from typing import Annotated, NoReturn
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple, NoReturn
 
-import torch
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from mixmatch import __version__
-from mixmatch.cli import compare, data, evaluate, export, pate, pate_train, predict, report, reproduce, train
 from mixmatch.cli.options import ManyValues, unwrapped
 from mixmatch.errors import MixMatchError
-from mixmatch.training.trainer import Interrupted
+from mixmatch.training.stop import Interrupted
 
-app = typer.Typer(
-    name="mixmatch",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    help="""Train image classifiers from few labels and many unlabeled images.
 
-    Examples:
+class Command(NamedTuple):
+    """Where a command is, and what the list of commands says about it: the first paragraph of its help."""
 
-      mixmatch compare digits --labels 20
+    where: str
+    """`module:function`, under `mixmatch.cli`."""
+    about: str
+    built: bool = False
+    """Whether the function makes the command from its arguments."""
+    many: bool = False
+    """Whether options that can be repeated take several values at once, as in `--seeds 1 2 3`."""
 
-      mixmatch train cifar10 --labels 250 --out runs/cifar
 
-      mixmatch predict runs/cifar photos/
-    """,
-)
-app.command()(train.train)
-app.command(cls=ManyValues)(compare.compare)
-app.command()(evaluate.evaluate)
-app.command()(predict.predict)
-app.command()(report.report)
-app.command()(export.export)
-app.command(cls=ManyValues)(reproduce.reproduce)
-app.command("results")(reproduce.results_page)
-app.add_typer(data.app)
-pate.app.command()(pate_train.teachers)
-pate.app.command()(pate_train.student)
-pate.app.command()(pate_train.run)
-app.add_typer(pate.app)
-for group in (app, data.app, pate.app):
-    group.info.help = unwrapped(str(group.info.help))
-    for command in group.registered_commands:
-        command.help = unwrapped(command.callback.__doc__ or "" if command.callback else "")
+class Group(NamedTuple):
+    """Commands that share a name, as in `mixmatch data list`."""
+
+    about: str
+    commands: Mapping[str, Command]
+
+
+COMMANDS: dict[str, Command | Group] = {
+    "train": Command(
+        "train:build", "Train a classifier from few labels and many unlabeled images, or rows of a table.", built=True
+    ),
+    "compare": Command(
+        "compare:compare", "Train several methods on the same labels and show what each reaches.", many=True
+    ),
+    "evaluate": Command("evaluate:evaluate", "Evaluate a run's averaged model on its data set's test images."),
+    "predict": Command(
+        "predict:predict",
+        "Predict the classes of image files, or of rows, as CSV, JSON or Parquet with every class's probability.",
+    ),
+    "report": Command(
+        "report:report", "Write a page on a finished run: the verdict, where it errs, and what to label next."
+    ),
+    "export": Command("export:export", "Write a run's model as one file for other programs."),
+    "methods": Command("methods:methods", "List the methods, or the settings of one."),
+    "reproduce": Command(
+        "reproduce:reproduce",
+        "Train the runs of one of the paper's tables and report them beside the paper's numbers.",
+        many=True,
+    ),
+    "results": Command(
+        "reproduce:results_page",
+        "Write the page of all results, or draw a run's error over its steps, from the records and nothing else.",
+    ),
+    "data": Group(
+        """List the data sets and check the ones you have.
+
+        Examples:
+
+          mixmatch data list
+
+          mixmatch data list --data-dir ~/data --json
+
+          mixmatch data check digits
+
+          mixmatch data check photos/ --strict
+        """,
+        {
+            "list": Command(
+                "data_list:list_",
+                "List the data sets: how many images, how large, and what of them is in the data folder.",
+            ),
+            "check": Command(
+                "data_check:check",
+                "Load a data set and show what it holds, or check your own data before training on it.",
+            ),
+        },
+    ),
+    "pate": Group(
+        """Learn from private data: PATE, with what it costs in privacy.
+
+        Examples:
+
+          mixmatch pate run --out runs/pate-digits
+
+          mixmatch pate analyze --votes votes.npy --threshold 200 --sigma1 200 --sigma2 40 --queries 250 --delta 1e-6
+
+          mixmatch pate label --votes votes.npy --threshold 200 --sigma1 200 --sigma2 40 --delta 1e-6 --max-epsilon 1
+          --output answers.json
+
+          mixmatch pate student --repeats 10 --out runs/pate
+        """,
+        {
+            "analyze": Command(
+                "pate.analyze:analyze",
+                "Show what queries cost in privacy, in every way of charging. Reads only; answers nothing.",
+            ),
+            "label": Command(
+                "pate.label:label", "Answer queries by the teachers' noisy vote, within a budget. -1 means refused."
+            ),
+            "teachers": Command(
+                "pate.teachers:teachers",
+                "Train teachers on disjoint shards of private images and let them vote on public ones.",
+            ),
+            "student": Command(
+                "pate.student:student",
+                "Train students on public images of which the teachers labeled a few; refused queries stay unlabeled.",
+            ),
+            "run": Command(
+                "pate.run:run",
+                "All of PATE on a small data set: teachers, noisy answers, a MixMatch student and one on the answers "
+                "alone.",
+            ),
+        },
+    ),
+}
+
+HELP = """Train image classifiers from few labels and many unlabeled images.
+
+Examples:
+
+  mixmatch compare digits --labels 20
+
+  mixmatch train cifar10 --labels 250 --out runs/cifar
+
+  mixmatch predict runs/cifar photos/
+"""
+
+
+class Lazy(TyperGroup):
+    """A group whose commands are imported when they are run. Its own help takes what it says about them from
+    `COMMANDS`, so `mixmatch --help` needs none of them."""
+
+    table: Mapping[str, Command | Group] = COMMANDS
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = {name: _named(name, entry) for name, entry in self.table.items()}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        entry = self.table.get(name or "")
+        if isinstance(entry, Command):
+            command = _loaded(str(name), entry, rest)
+        return name, command, rest
+
+
+def _named(name: str, entry: Command | Group) -> Any:
+    """A group, or what the help shows of a command that is not imported."""
+    if isinstance(entry, Command):
+        return TyperCommand(name, help=entry.about, rich_markup_mode="rich")
+    kind = type(f"{name.title()}Commands", (Lazy,), {"table": entry.commands})
+    return typer.main.get_command(_app(name, entry.about, kind, lambda: None))
+
+
+def _app(name: str, about: str, kind: type[Lazy], callback: Callable[..., None]) -> typer.Typer:
+    app = typer.Typer(
+        name=name,
+        cls=kind,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        help=unwrapped(about),
+    )
+    app.callback()(callback)
+    return app
+
+
+def _loaded(name: str, command: Command, args: list[str]) -> Any:
+    module, _, function = command.where.partition(":")
+    callback = getattr(import_module(f"mixmatch.cli.{module}"), function)
+    if command.built:
+        callback = callback(args)
+    app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+    app.command(name, cls=ManyValues if command.many else TyperCommand, help=unwrapped(callback.__doc__ or ""))(
+        callback
+    )
+    return typer.main.get_command(app)
 
 
 def _version(wanted: bool) -> None:
@@ -56,7 +195,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _main(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
@@ -64,19 +202,25 @@ def _main(
 ) -> None: ...
 
 
+app = _app("mixmatch", HELP, Lazy, _main)
+
+
+def command_line() -> Any:
+    """The command `mixmatch` with all that it can do."""
+    return typer.main.get_command(app)
+
+
 def main() -> None:
-    """Run a command. What a user can put right is one line on standard error and exit code 2."""
+    """Run a command. What a user can fix is one line on standard error and exit code 2."""
     try:
-        code = app(standalone_mode=False)
+        code = command_line()(prog_name="mixmatch", standalone_mode=False)
     except MixMatchError as error:
-        _fail(str(error), 2)
-    except torch.OutOfMemoryError:
-        _fail("the GPU has too little memory: make room there, or use --device cpu", 2)
+        _fail(with_options(str(error), sys.argv[1:]), 2)
     except Interrupted as stopped:
-        asks = sys.argv[1:2] in (["train"], ["pate"])
-        again = "go on with --resume" if asks else "the same command goes on from there"
+        takes_resume = sys.argv[1:2] in (["train"], ["pate"])
+        continues = "continue with --resume" if takes_resume else "the same command continues from there"
         where = f"stopped at step {stopped.step:,}, which is saved" if stopped.step else "stopped"
-        print(f"{where}: {again}", file=sys.stderr)
+        print(f"{where}: {continues}", file=sys.stderr)
         sys.exit(128 + stopped.signal)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
@@ -84,6 +228,8 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(141)
     except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # PyTorch's, which is imported only where it is needed
+            _fail("the GPU has too little memory: make room there, or use --device cpu", 2)
         # The option parser's own errors; their class depends on typer's version.
         if not hasattr(error, "format_message"):
             raise
@@ -91,11 +237,41 @@ def main() -> None:
         if not message:  # no arguments at all: the help
             error.show()  # type: ignore[attr-defined]
             sys.exit(2)
-        command = getattr(getattr(error, "ctx", None), "command_path", "mixmatch")
-        _fail(f"{message} (see {command} --help)", 2)
+        path = getattr(getattr(error, "ctx", None), "command_path", "mixmatch")
+        _fail(f"{message} (see {path} --help)", 2)
     if code == 130:  # also what typer makes of Ctrl-C
         print("stopped", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+_VALUE = r"""True\b|'[^']*'|"[^"]*"|[\w.:+-]*+"""
+_PARAMETER = re.compile(rf"(?<![\w'\"{{/\\?&.=,-])(?<!\w\()([A-Za-z][A-Za-z_]*)=({_VALUE})(?![\w/\\=>{{\[])")
+
+
+def with_options(message: str, arguments: Iterable[str] = ()) -> str:
+    """A library's message, which names parameters, with the options of the command line in their place. What was given
+    as one of the `arguments`, such as a path with a = in it, is left alone; so are calls in Python.
+
+    >>> with_options("runs/a holds a run already: continue it with resume=True, or choose another out=")
+    'runs/a holds a run already: continue it with --resume, or choose another --out'
+    >>> with_options("batch_size=0 must be a whole number of at least 1")
+    '--batch-size 0 must be a whole number of at least 1'
+    """
+
+    def option(match: re.Match[str]) -> str:
+        name, value = match.groups()
+        flag = f"--{name.replace('_', '-')}"
+        ended = re.fullmatch(r"(.*?)([.:]*)", value)  # a full stop or a colon may end the sentence
+        assert ended is not None
+        value, end = ended.groups()
+        return f"{flag}{end}" if value in ("", "True") else f"{flag} {value}{end}"
+
+    values = (arg.partition("=")[2] if arg.startswith("--") else arg for arg in arguments)
+    given = sorted({value.removeprefix("./").rstrip("/") for value in values if "=" in value}, key=len, reverse=True)
+    if not given:
+        return _PARAMETER.sub(option, message)
+    apart = re.split(f"({'|'.join(map(re.escape, given))})", message)
+    return "".join(part if part in given else _PARAMETER.sub(option, part) for part in apart)
 
 
 def _fail(message: str, code: int) -> NoReturn:

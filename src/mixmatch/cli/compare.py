@@ -9,44 +9,29 @@ import typer
 from rich import box
 from rich.table import Table
 
-from mixmatch import api
-from mixmatch.cli.options import (
-    DataDir,
-    Device,
-    Ignore,
-    ImageSize,
-    Json,
-    LabelColumn,
-    LabelsFile,
-    PartColumn,
-    console,
-    parse_labels,
-    print_json,
-)
+from mixmatch.cli.options import DataDir, Device, Json, console, parse_labels, print_json, with_reading
+from mixmatch.data import is_path
 from mixmatch.errors import unknown
 from mixmatch.experiments.compare import compare as run_all
 from mixmatch.experiments.compare import plot, summarize
 from mixmatch.methods import METHODS
 
 
+@with_reading
 def compare(
     data: Annotated[
         str, typer.Argument(metavar="DATA", help="A data set ([b]mixmatch data list[/b]) or your own data.")
     ],
-    methods: Annotated[list[str], typer.Option(help="Methods to train, one after the other.")] = [  # noqa: B006
+    settings: dict[str, Any],
+    methods: Annotated[list[str], typer.Option(help="Methods to train.")] = [  # noqa: B006
         "supervised",
         "mixmatch",
     ],
     labels: Annotated[str | None, typer.Option(metavar="N|all", help="How many images are labeled.")] = None,
     seeds: Annotated[list[int], typer.Option(help="One run of each method per seed.")] = [1],  # noqa: B006
     steps: Annotated[int | None, typer.Option(help="How many steps to train.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Labeled images a step, and unlabeled ones.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Labeled images per step, and as many unlabeled ones.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs (default: runs/compare-DATA).")] = None,
-    labels_file: LabelsFile = None,
-    image_size: ImageSize = None,
-    label_column: LabelColumn = None,
-    part_column: PartColumn = None,
-    ignore: Ignore = None,
     data_dir: DataDir = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -68,25 +53,16 @@ def compare(
     for method in methods:
         if method not in METHODS:
             raise unknown("method", method, METHODS)
-    folder = out or Path("runs") / f"compare-{Path(data).resolve().name if api.is_path(data) else data}"
-    options: dict[str, Any] = {
-        "labels": parse_labels(labels),
-        "steps": steps,
-        "batch_size": batch_size,
-        "labels_file": labels_file,
-        "image_size": image_size,
-        "label_column": label_column,
-        "part_column": part_column,
-        "ignore": ignore,
-    }
-    records = run_all(data, methods, seeds, folder, data_dir=data_dir, device=device, **options)
+    folder = out or Path("runs") / f"compare-{Path(data).resolve().name if is_path(data) else data}"
+    given: dict[str, Any] = {"labels": parse_labels(labels), "steps": steps, "batch_size": batch_size}
+    records = run_all(data, methods, seeds, folder, settings, data_dir=data_dir, device=device, **given)
     rows = summarize(records)
     plot(records, folder / "error.png")
     if as_json:
         print_json({"rows": rows, "records": records})
         return
     table = Table("method", box=box.SIMPLE)
-    for column in ("labels", "seeds", "test error, %", "seconds a run"):
+    for column in ("labels", "seeds", "test error, %", "seconds per run"):
         table.add_column(column, justify="right")
     for row in rows:
         deviation = "" if row["deviation"] is None else f" ± {row['deviation']:.2f}"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from mixmatch import api
+from mixmatch.classifier import load_run
 from mixmatch.cli.options import DataDir, Device, Json, Run, Strict, console, print_json
+from mixmatch.data.source import UNKNOWN
 from mixmatch.errors import MixMatchError
+from mixmatch.report import measure
+from mixmatch.report.gather import predict_rows
 from mixmatch.training.run import RunFolder
 
 
@@ -29,33 +32,30 @@ def evaluate(
       mixmatch evaluate runs/digits-mixmatch-20-seed1 --json
     """
     data = RunFolder(run).config()["settings"]["data"]
-    classifier = api.load(run, device=device)
-    source, split, basis = api.data_of_run(RunFolder(run), data_dir, strict=strict)
-    if len(split.test) == 0:
-        raise MixMatchError(f"{data} has no test {source.noun}s: {basis}")
-    labels = source.test.labels[split.test]
-    predicted = classifier.probabilities(source.test.inputs[split.test]).argmax(axis=1)
-    wrong = predicted != labels
-    counts = np.bincount(labels, minlength=len(source.classes))
-    missed = np.bincount(labels[wrong], minlength=len(source.classes))
-    per_class = {
-        name: 100 * int(missed[c]) / int(counts[c]) if counts[c] else None for c, name in enumerate(source.classes)
-    }
+    classifier = load_run(run, device)
+    opened = api.open_run(run, data_dir, strict=strict)
+    source, split = opened.source, opened.split
+    labels = source.test.labels
+    rows = split.test[labels[split.test] != UNKNOWN]
+    if len(rows) == 0:
+        raise MixMatchError(f"{data} has no test {source.noun}s: {opened.basis.sentence}")
+    predicted = predict_rows(classifier, source.test.inputs, rows).argmax(axis=1)
+    scores = measure.class_scores(measure.confusion(labels[rows], predicted, len(source.classes)))
+    wrong = int((predicted != labels[rows]).sum())
     result: dict[str, Any] = {
         "run": str(run),
         "data": data,
-        "images": len(labels),
-        "wrong": int(wrong.sum()),
-        "error": 100 * int(wrong.sum()) / len(labels),
-        "per_class": per_class,
+        "images": len(rows),
+        "wrong": wrong,
+        "error": 100 * wrong / len(rows),
+        "per_class": {name: score.error for name, score in zip(source.classes, scores, strict=True)},
     }
     if as_json:
         print_json(result)
         return
     table = Table("class", f"{source.noun}s", "error %", box=box.SIMPLE)
-    for name, count in zip(source.classes, counts, strict=True):
-        error = per_class[name]
-        table.add_row(Text(name), f"{count:,}", "–" if error is None else f"{error:.2f}")
+    for name, score in zip(source.classes, scores, strict=True):
+        table.add_row(Text(name), f"{score.images:,}", "–" if score.error is None else f"{score.error:.2f}")
     screen = console()
     screen.print(table)
     screen.print(

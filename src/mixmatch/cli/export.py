@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from mixmatch import api
 from mixmatch import export as export_
+from mixmatch.classifier import load_run
 from mixmatch.cli.options import Run
 
 
@@ -29,8 +29,8 @@ def export(
 ) -> None:
     """Write a run's model as one file for other programs.
 
-    onnx: takes uint8 images (N, height, width, channels), gives probabilities (N, classes); what to do to an image
-    first is in its metadata. It is checked against onnxruntime before it is written.
+    onnx: takes uint8 images (N, height, width, channels) or features (N, F), gives probabilities (N, classes). Its
+    metadata describes how to prepare them. Before it is written, onnxruntime has to give the same probabilities.
 
     safetensors: the weights, for torch.
 
@@ -40,7 +40,7 @@ def export(
 
       mixmatch export runs/photos --format safetensors --output photos.safetensors
     """
-    classifier = api.load(run, device="cpu")
+    classifier = load_run(run, "cpu")
     name = run.stem if run.is_file() else run.resolve().name
     path = output if output is not None else Path(f"{name}.{kind.value}")
     if kind is Format.ONNX:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
 from typer.core import TyperCommand
 
+from mixmatch.data.user.reading import Reading
+from mixmatch.declare import Setting, settings_of
 from mixmatch.errors import MixMatchError
 
 DataDir = Annotated[
@@ -23,25 +29,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as train --out made it.")]
 
 
-OWN = "Your own data"
-LabelsFile = Annotated[
-    Path | None,
-    typer.Option(help="Images: a CSV of file and label. Of a .npy file: a .npy file.", rich_help_panel=OWN),
-]
-ImageSize = Annotated[
-    int | None,
-    typer.Option(help="Images: pixels to resize to (default: chosen from the images).", rich_help_panel=OWN),
-]
-LabelColumn = Annotated[
-    str | None, typer.Option(help="A table: the column with the label (default: label).", rich_help_panel=OWN)
-]
-PartColumn = Annotated[
-    str | None, typer.Option(help="A table: a column that is 'test' in rows to judge by.", rich_help_panel=OWN)
-]
-Ignore = Annotated[
-    list[str] | None,
-    typer.Option(metavar="COLUMN", help="A table: a column that is no feature.", rich_help_panel=OWN),
-]
+USER_DATA = "Your own data"
 
 
 class ManyValues(TyperCommand):
@@ -58,6 +46,70 @@ class ManyValues(TyperCommand):
                 spread.append(option)
             spread.append(arg)
         return super().parse_args(ctx, spread)
+
+
+def expand_options(function: Callable[..., None], panels: Sequence[Panel] = ()) -> Callable[..., None]:
+    """The command as typer sees it: options in place of the parameters of `function` that stand for several.
+
+    A parameter that is a dataclass stands for its fields. The parameter `settings` stands for the declared settings of
+    the panels; it gets those that were given, checked by their declarations.
+    """
+    groups: dict[str, tuple[list[inspect.Parameter], Callable[..., Any]]] = {}
+    ordered = []
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        kind = parameter.annotation
+        if name == "settings":
+            groups[name] = [_option(s, panel) for panel in panels for s in panel.settings.values()], _given
+        elif is_dataclass(kind) and isinstance(kind, type):
+            groups[name] = list(inspect.signature(kind, eval_str=True).parameters.values()), kind
+        ordered += groups[name][0] if name in groups else [parameter.replace(kind=parameter.KEYWORD_ONLY)]
+
+    def command(**values: Any) -> None:
+        for name, (options, build) in groups.items():
+            values[name] = build(**{option.name: values.pop(option.name) for option in options})
+        function(**values)
+
+    command.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
+    command.__doc__ = function.__doc__
+    return command
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value not in (None, [])}
+
+
+class Panel(NamedTuple):
+    """Settings that the help shows together. Hidden ones are parsed all the same, to be refused with a reason."""
+
+    title: str | None
+    settings: Mapping[str, Setting]
+    hidden: bool = False
+
+
+READING = Panel(USER_DATA, settings_of(Reading))
+"""How user data is read."""
+
+with_reading = partial(expand_options, panels=[READING])
+"""For a command that also reads user data."""
+
+
+def _option(setting: Setting, panel: Panel) -> inspect.Parameter:
+    flag = f"--{setting.name.replace('_', '-')}"
+    switch, several = bool in setting.kinds, setting.default == ()
+    metavar = setting.metavar or "|".join(setting.choices) or f"<{setting.kinds[0].__name__}>"
+    about = typer.Option(
+        f"{flag}/--no{flag[1:]}" if switch else flag,
+        help=setting.help,
+        metavar=None if switch else metavar,
+        parser=None if switch or several else setting.parse,
+        rich_help_panel=panel.title,
+        hidden=panel.hidden,
+        show_default=False,
+    )
+    kind: Any = bool if switch else list[str] if several else Any
+    annotation: Any = Annotated[kind if kind is Any else kind | None, about]
+    return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def unwrapped(text: str) -> str:
@@ -87,3 +139,11 @@ def console() -> Console:
 
 def print_json(value: object) -> None:
     print(json.dumps(value, indent=2))
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def warn(text: str) -> None:
+    say(f"warning: {text}")

@@ -1,4 +1,4 @@
-"""`mixmatch predict`: classes and probabilities for a person's own image files, arrays or tables."""
+"""`mixmatch predict`: classes and probabilities for image files, arrays or tables, written as they come."""
 
 from __future__ import annotations
 
@@ -6,48 +6,28 @@ import csv
 import importlib
 import json
 import sys
-import threading
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from enum import StrEnum
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, Annotated, Any, NamedTuple
+from typing import IO, Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mixmatch import api
-from mixmatch.classifier import Classifier
+from mixmatch.classifier import load_run
 from mixmatch.cli.options import Device, Run
-from mixmatch.data import ARRAYS, TABLES
-from mixmatch.data.user.arrays import read_matrix, to_images
-from mixmatch.data.user.folder import available_cores
-from mixmatch.data.user.images import UnreadableImage, decode, find_images, quiet_pillow
-from mixmatch.data.user.table import read_rows
+from mixmatch.data.user.images import quiet_pillow
 from mixmatch.errors import MixMatchError
-
-BATCH = 256
-AHEAD = 2
-"""Batches that are decoded while the network works on one."""
+from mixmatch.predict import Prediction, holds_rows, predict_files
 
 FEW = 16
-"""So many files are done before a bar is of use."""
-
-Batch = list[tuple[Path, npt.NDArray[np.uint8] | str]]
-"""Files and their pixels, or why there are none."""
-
-ROWS = (*ARRAYS, *TABLES)
-Advance = Callable[[int], None]
-Warn = Callable[[str], None]
-Writer = Callable[[IO[Any], Iterable["Prediction"], tuple[str, ...]], None]
+"""For so few files no bar is shown."""
+ROW_GROUP = 16_384
+"""Predictions that are written to a Parquet file at once."""
 
 
 class Format(StrEnum):
@@ -62,17 +42,6 @@ class Sort(StrEnum):
     """The order of predictions, if not that of the files."""
 
     UNCERTAIN = "uncertain"
-
-
-class Prediction(NamedTuple):
-    """A file (or a row of one) and the probabilities of its classes."""
-
-    file: Path | str
-    probabilities: npt.NDArray[np.float64]
-
-    @property
-    def certainty(self) -> float:
-        return float(self.probabilities.max())
 
 
 def predict(
@@ -113,196 +82,94 @@ def predict(
     if as_json and kind not in (None, Format.JSON):
         raise MixMatchError(f"--json and --format {kind} contradict each other")
     kind = Format.JSON if as_json else kind or Format.CSV
-    write: Writer
-    if kind is Format.PARQUET:
-        write = partial(_write_parquet, _parquet(output))
-    else:
-        write = _write_json if kind is Format.JSON else _write_csv
-    classifier = api.load(run, device=device)
-    unreadable: list[Path] = []
-    work = _of_rows(classifier, paths) or _of_images(classifier, paths, unreadable)
-    # Rows that pass on the same terminal are progress enough, and would tear a bar apart.
-    watched = output is not None or sort is not None or not sys.stdout.isatty()
+    _check_output(kind, output)
+    classifier = load_run(run, device)
+    # Predictions that scroll by on the same terminal are progress enough, and would break a bar.
+    shown = output is not None or sort is not None or not sys.stdout.isatty()
+    bar = _Bar("row" if holds_rows(paths[0]) else "image", shown)
+    predictions = predict_files(classifier, paths, on_error=bar.unreadable, progress=bar.progress)
     try:
-        with _target(output, binary=kind is Format.PARQUET) as out, _bar(work, shown=watched) as (advance, warn):
-            predictions = work.predict(advance, warn)
-            with quiet_pillow(), closing(predictions):
-                rows = sorted(predictions, key=lambda p: p.certainty) if sort else predictions
-                write(out, rows, classifier.classes)
+        with quiet_pillow(), closing(predictions), closing(bar):
+            _write(kind, output, _least_certain_first(predictions) if sort else predictions, classifier.classes)
     except BrokenPipeError:
         raise
     except OSError as error:
         raise MixMatchError(f"cannot write {output or 'the output'}: {error.strerror or error}") from None
-    if unreadable:
+    if bar.warned:
         raise typer.Exit(1)
 
 
-# ------------------------------------------------------------------------------------------------------- predicting
+def _least_certain_first(predictions: Iterable[Prediction]) -> Iterator[Prediction]:
+    """Nothing is predicted before the first is asked for, so that the output is opened first."""
+    yield from sorted(predictions, key=lambda p: p.probability)
 
 
-class Work(NamedTuple):
-    """How much there is to predict, of what, and how."""
+class _Bar:
+    """A bar on a terminal, and a line on standard error for each file that cannot be read."""
 
-    total: int
-    noun: str
-    predict: Callable[[Advance, Warn], Generator[Prediction]]
-
-
-def _of_images(classifier: Classifier, paths: list[Path], unreadable: list[Path]) -> Work:
-    if len(classifier.input_shape) == 1:
-        raise MixMatchError(f"the model takes rows of a table or an array, not images: give {' or '.join(ROWS)} files")
-    channels = classifier.input_shape[0]
-    if channels not in (1, 3):
-        raise MixMatchError(f"image files have 1 or 3 channels, but the model takes {channels}")
-    files = find_images(paths)
-    return Work(len(files), "image", partial(_predict, classifier, files, unreadable))
-
-
-def _of_rows(classifier: Classifier, paths: list[Path]) -> Work | None:
-    """Arrays and tables, which are read whole; None where the paths are others."""
-    if not any(path.suffix.lower() in ROWS and not path.is_dir() for path in paths):
-        return None
-    found: list[tuple[list[str], npt.NDArray[Any]]] = []
-    for path in paths:
-        if path.suffix.lower() not in ROWS:
-            raise MixMatchError(f"{path} is no {' or '.join(ROWS)} file: predict it apart from the others")
-        found.append(_read_rows(classifier, path))
-
-    def predict(advance: Advance, warn: Warn) -> Generator[Prediction]:
-        for names, inputs in found:
-            for start in range(0, len(names), BATCH):
-                probabilities = classifier.probabilities(inputs[start : start + BATCH])
-                yield from map(Prediction, names[start : start + BATCH], probabilities)
-                advance(len(probabilities))
-
-    return Work(sum(len(names) for names, _ in found), "row", predict)
-
-
-def _read_rows(classifier: Classifier, path: Path) -> tuple[list[str], npt.NDArray[Any]]:
-    """The names of a file's rows, and the rows as the classifier takes them."""
-    try:
-        if path.suffix.lower() in TABLES:
-            table = read_rows(path)
-            kind = "row" if isinstance(table.lines, range) else "line"
-            return (
-                [f"{path} {kind} {line}" for line in table.lines],
-                classifier.encode(dict(zip(table.header, table.columns, strict=True))),
-            )
-        x = read_matrix(path)
-        inputs = classifier.encode(x if x.ndim == 2 else to_images([x], path.name)[0])
-        classifier.probabilities(inputs[:1])  # refuses another shape before anything is written
-        return [f"{path} row {row}" for row in range(len(x))], inputs
-    except MixMatchError as error:
-        told = str(error)
-        raise MixMatchError(told if str(path) in told else f"{path}: {told}") from None
-
-
-def _predict(
-    classifier: Classifier,
-    files: list[Path],
-    unreadable: list[Path],
-    advance: Advance,
-    warn: Warn,
-) -> Generator[Prediction]:
-    """A prediction per readable file, batch by batch; the others are named and collected."""
-    with closing(_decoded(files, classifier.input_shape)) as batches:
-        for batch in batches:
-            images, readable = [], []
-            for file, pixels in batch:
-                if isinstance(pixels, str):
-                    warn(f"warning: cannot read {file}: {pixels}")
-                    unreadable.append(file)
-                else:
-                    images.append(pixels)
-                    readable.append(file)
-            if images:
-                probabilities = classifier.predict_proba(np.stack(images))
-                yield from map(Prediction, readable, probabilities)
-            advance(len(batch))
-
-
-def _decoded(files: list[Path], shape: tuple[int, ...]) -> Generator[Batch]:
-    """Batches of files with their pixels, or why there are none, decoded ahead on all cores.
-
-    `folder.in_order` decodes only a few images ahead: less than the network takes at once, so that the
-    cores would stand still while it works.
-    """
-    channels, height, width = shape
-    large = threading.Lock()
-
-    def read(some: list[Path]) -> Batch:
-        found: Batch = []
-        for file in some:
-            try:
-                found.append((file, decode(file, height, width, channels, large)[0]))
-            except UnreadableImage as error:
-                found.append((file, str(error)))
-        return found
-
-    threads = ThreadPoolExecutor(available_cores(), "decode")
-
-    def submit(batch: list[Path]) -> list[Future[Batch]]:
-        return [threads.submit(read, some) for some in _pieces(batch, FEW)]
-
-    try:
-        batches = _pieces(files, BATCH)
-        waiting = deque(map(submit, islice(batches, 1 + AHEAD)))
-        while waiting:
-            yield [pair for piece in waiting.popleft() for pair in piece.result()]
-            waiting.extend(map(submit, islice(batches, 1)))
-    finally:
-        threads.shutdown(wait=True, cancel_futures=True)
-
-
-def _pieces(files: list[Path], size: int) -> Iterator[list[Path]]:
-    return (files[start : start + size] for start in range(0, len(files), size))
-
-
-# --------------------------------------------------------------------------------------------------------- progress
-
-
-class _Speed(ProgressColumn):
-    def __init__(self, noun: str) -> None:
-        super().__init__()
-        self.noun = noun
-
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.finished_speed or task.speed or 0:,.0f} {self.noun}s/s")
-
-
-@contextmanager
-def _bar(work: Work, shown: bool) -> Iterator[tuple[Advance, Warn]]:
-    """A bar on a terminal; gives how to advance it, and how to print a line on standard error beside it."""
-    console = Console(stderr=True)
-    if not (shown and work.total > FEW and sys.stderr.isatty() and not console.is_dumb_terminal):
-        yield lambda _: None, lambda line: print(line, file=sys.stderr)
-        return
-    columns = (
-        TextColumn("[bold]predicting"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("files" if work.noun == "image" else "rows"),
-        _Speed(work.noun),
-        TimeRemainingColumn(elapsed_when_finished=True),
-    )
-    # Standard output is for the predictions: rich would take it over.
-    with Progress(*columns, console=console, redirect_stdout=False, redirect_stderr=False) as bar:
-        task = bar.add_task("", total=work.total)
-        yield (
-            lambda files: bar.advance(task, files),
-            lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
+    def __init__(self, noun: str, shown: bool) -> None:
+        self.console = Console(stderr=True)
+        self.shown = shown and sys.stderr.isatty() and not self.console.is_dumb_terminal
+        self.warned = False
+        columns = (
+            TextColumn("[bold]predicting"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("rows" if noun == "row" else "files"),
+            TextColumn(f"{{task.fields[speed]:,.0f}} {noun}s/s"),
+            TimeRemainingColumn(elapsed_when_finished=True),
         )
+        # Standard output is for the predictions: rich would take it over.
+        self.bar = Progress(*columns, console=self.console, redirect_stdout=False, redirect_stderr=False)
+        self.task = self.bar.add_task("", speed=0)
+
+    def progress(self, done: int, total: int) -> None:
+        if self.shown and total > FEW:
+            self.bar.start()
+            self.bar.update(self.task, completed=done, total=total)
+            task = self.bar.tasks[0]
+            self.bar.update(self.task, speed=task.finished_speed or task.speed or 0)
+
+    def unreadable(self, file: Path, reason: str) -> None:
+        self.warned = True
+        line = f"warning: cannot read {file}: {reason}"
+        self.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self.bar.live.is_started:
+            self.bar.stop()
 
 
-# ---------------------------------------------------------------------------------------------------------- writing
+def _check_output(kind: Format, output: Path | None) -> None:
+    """Refuse what cannot be written, before anything is predicted."""
+    if kind is not Format.PARQUET:
+        return
+    try:
+        importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise MixMatchError(
+            "--format parquet takes pyarrow, which is not installed: pip install 'mixmatch[tables]', or use csv"
+        ) from None
+    if output is None:
+        raise MixMatchError("--format parquet is not for standard output: name a file with --output")
+
+
+def _write(kind: Format, output: Path | None, rows: Iterable[Prediction], classes: Sequence[str]) -> None:
+    """Write predictions to a file, or to standard output. The file is opened before the first prediction is taken."""
+    with _target(output, binary=kind is Format.PARQUET) as out:
+        if kind is Format.CSV:
+            _write_csv(out, rows, classes)
+        elif kind is Format.JSON:
+            _write_json(out, rows, classes)
+        else:
+            _write_parquet(out, rows, classes)
 
 
 @contextmanager
 def _target(output: Path | None, *, binary: bool) -> Iterator[IO[Any]]:
-    """What to write to. A Parquet file is of no use before its end is written, so it gets its name only then."""
+    """A Parquet file is of no use before its end is written, so it gets its name only then."""
     if output is None:
-        with nullcontext(sys.stdout) as out:
-            yield out
+        yield sys.stdout
     elif not binary:
         with output.open("w", encoding="utf-8", errors="surrogateescape", newline="") as out:
             yield out
@@ -316,58 +183,36 @@ def _target(output: Path | None, *, binary: bool) -> Iterator[IO[Any]]:
             part.unlink(missing_ok=True)
 
 
-def _write_json(out: IO[str], rows: Iterable[Prediction], classes: tuple[str, ...]) -> None:
-    """A list, a row a line, written as the rows come."""
+def _write_csv(out: IO[str], rows: Iterable[Prediction], classes: Sequence[str]) -> None:
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["file", "class", "probability", *classes])
+    for file, class_name, probability, probabilities in rows:
+        writer.writerow([file, class_name, f"{probability:.6g}", *(f"{p:.6g}" for p in probabilities)])
+
+
+def _write_json(out: IO[str], rows: Iterable[Prediction], classes: Sequence[str]) -> None:
+    """A list, one prediction per line."""
     before = "[\n"
-    for file, probabilities in rows:
-        best = int(probabilities.argmax())
-        row = {
-            "file": str(file),
-            "class": classes[best],
-            "probability": float(probabilities[best]),
-            "probabilities": dict(zip(classes, map(float, probabilities), strict=True)),
-        }
+    for file, class_name, probability, probabilities in rows:
+        by_class = dict(zip(classes, map(float, probabilities), strict=True))
+        row = {"file": file, "class": class_name, "probability": probability, "probabilities": by_class}
         out.write(before + json.dumps(row))
         before = ",\n"
     out.write("\n]\n" if before == ",\n" else "[]\n")
 
 
-def _write_csv(out: IO[str], rows: Iterable[Prediction], classes: tuple[str, ...]) -> None:
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["file", "class", "probability", *classes])
-    for file, probabilities in rows:
-        best = int(probabilities.argmax())
-        writer.writerow([str(file), classes[best], f"{probabilities[best]:.6g}", *(f"{p:.6g}" for p in probabilities)])
-
-
-def _parquet(output: Path | None) -> tuple[Any, Any]:
-    """pyarrow and its Parquet module, asked for before anything is predicted."""
-    try:
-        modules = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise MixMatchError(
-            "--format parquet takes pyarrow, which is not installed: pip install 'mixmatch[tables]', or use csv"
-        ) from None
-    if output is None:
-        raise MixMatchError("--format parquet is not for standard output: name a file with --output")
-    return modules
-
-
-def _write_parquet(
-    modules: tuple[Any, Any], out: IO[bytes], rows: Iterable[Prediction], classes: tuple[str, ...]
-) -> None:
+def _write_parquet(out: IO[bytes], rows: Iterable[Prediction], classes: Sequence[str]) -> None:
     """The columns of the CSV file, the numbers in full. A class that is called like another column gets a suffix."""
-    arrow, parquet = modules
+    arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     fixed = {"file": arrow.string(), "class": arrow.string(), "probability": arrow.float64()}
     names = [f"{name} (class)" if name in fixed else name for name in classes]
     schema = arrow.schema([*fixed.items(), *((name, arrow.float64()) for name in names)])
     remaining = iter(rows)
     with parquet.ParquetWriter(out, schema) as writer:
-        while some := list(islice(remaining, 64 * BATCH)):
-            table = np.stack([row.probabilities for row in some])
-            best = table.argmax(axis=1)
+        while some := list(islice(remaining, ROW_GROUP)):
+            files, class_names, best, probabilities = zip(*some, strict=True)
             # A file's name may hold bytes that are no text.
-            files = [str(row.file).encode("utf-8", "surrogateescape").decode("utf-8", "replace") for row in some]
-            columns = [files, [classes[c] for c in best], table.max(axis=1), *table.T]
+            files = tuple(file.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for file in files)
+            columns = [files, class_names, best, *np.stack(probabilities).T]
             arrays = [arrow.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
             writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))

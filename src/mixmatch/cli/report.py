@@ -1,4 +1,4 @@
-"""`mixmatch report`: a page that tells how good a run's model is, where it errs, and what to label next."""
+"""`mixmatch report`: a page on how good a run's model is, where it errs, and what to label next."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from mixmatch import api
 from mixmatch.cli.options import DataDir, Device, Json, Run, console, print_json
 from mixmatch.report import Report, write_report
 
@@ -31,8 +32,8 @@ def report(
 
       mixmatch report runs/cifar --data-dir ~/data --output cifar.html
     """
-    with Console(stderr=True).status("looking at the run's images"):
-        found, page, to_label = write_report(run, output, data_dir=data_dir, device=device)
+    with Console(stderr=True).status("predicting the run's images"):
+        found, page, to_label = write_report(run, output, data=lambda: api.open_run(run, data_dir), device=device)
     if as_json:
         print_json(_summary(found, page, to_label))
         return
@@ -44,20 +45,20 @@ def report(
 
 
 def _summary(found: Report, page: Path, to_label: Path | None) -> dict[str, Any]:
-    judged, gain = found.judged, found.gain
+    evaluated, gain = found.evaluated, found.gain
     return {
         "run": str(found.run),
         "report": str(page),
         "label_next": None if to_label is None else str(to_label),
         "verdict": found.verdict,
-        "error": None if judged is None else judged.error,
-        "images": 0 if judged is None else judged.images,
+        "error": None if evaluated is None else evaluated.error,
+        "images": 0 if evaluated is None else evaluated.images,
         "baseline_error": None if gain is None else gain.baseline,
         "gain_interval": None if gain is None else [gain.low, gain.high],
-        "calibration_error": None if judged is None else 100 * judged.calibration.error,
+        "calibration_error": None if evaluated is None else 100 * evaluated.calibration.error,
         "classes": list(found.classes),
-        "confusion": None if judged is None else judged.confusion.tolist(),
+        "confusion": None if evaluated is None else evaluated.confusion.tolist(),
         "per_class": None
-        if judged is None
-        else {name: score._asdict() for name, score in zip(found.classes, judged.scores, strict=True)},
+        if evaluated is None
+        else {name: score._asdict() for name, score in zip(found.classes, evaluated.scores, strict=True)},
     }

@@ -1,8 +1,7 @@
-"""`mixmatch reproduce` and `mixmatch results`: the paper's tables and figures, beside ours."""
+"""`mixmatch reproduce` and `mixmatch results`: the paper's tables and figures with our runs beside its numbers."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,16 +10,16 @@ from rich import box
 from rich.table import Table as Screen
 
 from mixmatch import api
-from mixmatch.augment.augment import CropFlip
-from mixmatch.cli.options import DataDir, Device, Json, Strict, console, parse_labels, print_json
-from mixmatch.data.source import Features
+from mixmatch.augment import weak_augmentation
+from mixmatch.classifier import load_run
+from mixmatch.cli.options import DataDir, Device, Json, Strict, console, parse_labels, print_json, say, warn
 from mixmatch.errors import MixMatchError, unknown
-from mixmatch.experiments import figures, records
-from mixmatch.experiments import paper_tables as report
-from mixmatch.experiments.reproduce import Estimator, Planned, find_table, finished, plan, run_all, state
+from mixmatch.experiments import figures, paper_tables, records
+from mixmatch.experiments.reproduce import Planned, choose, estimate, find_table, finished, plan, run_all, state
 from mixmatch.experiments.tables import TABLES
-from mixmatch.settings import from_dict
+from mixmatch.settings import Precision, from_dict
 from mixmatch.text import duration
+from mixmatch.training.device import pick_device
 from mixmatch.training.run import RunFolder
 
 PLOTTED = ("cifar10", "svhn", "svhn-extra")
@@ -32,8 +31,16 @@ def reproduce(
     labels: Annotated[list[str], typer.Option(help="Only these counts of labels.")] = [],  # noqa: B006
     methods: Annotated[list[str], typer.Option(help="Only these methods.")] = [],  # noqa: B006
     seeds: Annotated[list[int], typer.Option(help="These seeds instead of the paper's.")] = [],  # noqa: B006
-    steps: Annotated[int | None, typer.Option(help="A shorter budget than the paper's 2^20 steps.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Another number of steps than the paper's 2^20.")] = None,
     passes: Annotated[str | None, typer.Option(help="MixMatch's passes: official or fused.")] = None,
+    precision: Annotated[Precision | None, typer.Option(help="By default bf16 where it is faster.")] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="With pate: labels from the first 250 queries (answers, the default) or as the authors chose "
+            "them (official)."
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the runs with an estimated time, train none.")
     ] = False,
@@ -48,7 +55,8 @@ def reproduce(
     """Train the runs of one of the paper's tables and report them beside the paper's numbers.
 
     Finished runs are skipped, interrupted ones resumed, failed ones reported at the end. Records made on other
-    machines count too: copy them into the results folder.
+    machines count too: copy them into the results folder. Runs with another number of steps, other seeds or fused
+    passes are reported without a verdict.
 
     Examples:
 
@@ -57,6 +65,8 @@ def reproduce(
       mixmatch reproduce cifar10 --labels 250 500 --methods mixmatch vat --seeds 1 2 3
 
       mixmatch reproduce ablation --labels 250 --steps 16384
+
+      mixmatch reproduce pate --methods mixmatch --split official
 
       mixmatch reproduce label-guessing --run runs/cifar
     """
@@ -67,35 +77,38 @@ def reproduce(
         raise unknown("table", table, [*TABLES, FIGURE])
     chosen = find_table(table)
     counts: list[Any] = [parse_labels(count) for count in labels]
-    runs = plan(chosen, counts, methods, seeds, steps)
-    if passes is not None:
-        if any(planned.settings.method != "mixmatch" for planned in runs):
-            raise MixMatchError("--passes is for MixMatch: add --methods mixmatch")
-        runs = plan(chosen, counts, methods, seeds, steps, passes=passes)
-    for count in counts:
-        if all(count not in row.targets for row in chosen.rows):
-            _say(f"the paper has no number for {count} labels: there will be nothing to compare with")
+    if passes is not None and any(row.method != "mixmatch" for row, _ in choose(chosen, counts, methods, split)):
+        raise MixMatchError("--passes is for MixMatch: add --methods mixmatch")
+    settings = {} if passes is None else {"passes": passes}
+    runs = plan(chosen, counts, methods, seeds, steps, split, precision, **settings)
+    extra = [count for count in counts if all(count not in row.targets for row in chosen.rows)]
+    for count in extra:
+        say(f"the paper has no number for {count} labels: there will be nothing to compare with")
     if dry_run:
         _list(table, runs, out, results, device, as_json)
         return
-    failed = run_all(runs, out, results, _say, data_dir=data_dir, device=device, strict=strict)
-    known = records.load_all(results, _warn)
-    extra = [count for count in counts if all(count not in row.targets for row in chosen.rows)]
-    text = f"# {chosen.title}\n\n{report.LEGEND}\n\n{report.table_markdown(chosen, known, extra)}\n"
+    failed = run_all(runs, out, results, say, data_dir=data_dir, device=device, strict=strict)
+    known = records.load_all(results, warn)
+    ours = [record for record in (finished(run, known) for run in runs) if record is not None]
+    parts = [f"# {chosen.title}", paper_tables.LEGEND, paper_tables.table_markdown(chosen, known, extra, steps)]
+    if others := paper_tables.not_in([chosen], ours, extra, steps):
+        parts += ["## Other runs", paper_tables.OTHER, *paper_tables.other_runs(others)]
+    text = "\n\n".join(parts) + "\n"
     path = results / f"{table}.md"
     try:
         path.write_text(text)
         if table in PLOTTED:
-            figures.error_by_labels(chosen, chosen.title.split(",")[0], known, results / f"{table}.png")
+            figures.error_by_labels(chosen, chosen.title.split(",")[0], known, results / f"{table}.png", steps)
     except OSError as error:
         raise MixMatchError(f"cannot write the report to {results} ({error.strerror or error})") from None
     if as_json:
-        print_json({"records": [r for r in (finished(run, known) for run in runs) if r], "failed": _failures(failed)})
+        reasons = [{"run": planned.name, "reason": reason} for planned, reason in failed]
+        print_json({"records": ours, "failed": reasons})
     else:
         print(text)
-        _say(f"report: {path}")
+        say(f"report: {path}")
     for planned, reason in failed:
-        _say(f"failed: {planned.name}: {reason}")
+        say(f"failed: {planned.name}: {reason}")
     if failed:
         raise typer.Exit(1)
 
@@ -104,10 +117,10 @@ def results_page(
     results: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("results"),
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here, not to standard output.")] = None,
     curve: Annotated[
-        Path | None, typer.Option(help="Draw the error of a record, or run, over its steps, to --output, instead.")
+        Path | None, typer.Option(help="Instead, draw the error of this record or run over its steps, to --output.")
     ] = None,
 ) -> None:
-    """Write the page of all results, or draw the course of a run, from the records and nothing else.
+    """Write the page of all results, or draw a run's error over its steps, from the records and nothing else.
 
     Examples:
 
@@ -126,7 +139,7 @@ def results_page(
         return
     if not results.is_dir():
         raise MixMatchError(f"there is no folder of records {results}")
-    text = report.results_page(records.load_all(results, _warn))
+    text = paper_tables.results_page(records.load_all(results, warn))
     if output is None:
         print(text, end="")
     else:
@@ -137,8 +150,8 @@ def results_page(
 
 
 def _list(name: str, runs: list[Planned], out: Path, results: Path, device: str, as_json: bool) -> None:
-    known = records.load_all(results, _warn)
-    estimator = Estimator(api.pick_device(device))
+    known = records.load_all(results, warn)
+    seconds = estimate(runs, pick_device(device))
     rows: list[dict[str, Any]] = [
         {
             "table": name,
@@ -149,10 +162,10 @@ def _list(name: str, runs: list[Planned], out: Path, results: Path, device: str,
             "seed": run.settings.seed,
             "steps": run.settings.steps,
             "state": state(run, known, out),
-            "seconds": round(estimator.seconds(run.settings), 1),
+            "seconds": round(took, 1),
             "settings": run.settings.to_dict(),
         }
-        for run in runs
+        for run, took in zip(runs, seconds, strict=True)
     ]
     if as_json:
         print_json({"runs": rows})
@@ -178,24 +191,15 @@ def _label_guessing(run: Path | None, results: Path, data_dir: Path | None, devi
     if run is None:
         raise MixMatchError(f"{FIGURE} shows a trained model's guesses: name its run folder with --run")
     settings = from_dict(RunFolder(run).config()["settings"])
-    source, split, _ = api.data_of_run(RunFolder(run), data_dir)
-    if isinstance(source.train, Features):
+    data = api.open_run(run, data_dir)
+    source, split = data.source, data.split
+    if not source.train.is_images:
         raise MixMatchError(f"{FIGURE} shows an image, but {settings.data} holds features")
     image = source.test.inputs[split.test[0]] if len(split.test) else source.train.inputs[0]
-    augment = CropFlip(settings.pad, settings.flip)
+    augment = weak_augmentation(
+        source.input_shape, pad=settings.pad, flip=settings.flip, noise=settings.noise, mask=settings.mask
+    )
     K, T = settings.method_settings.get("K", 2), settings.method_settings.get("T", 0.5)
     path = results / f"{FIGURE}.png"
-    figures.label_guessing(api.load(run, device=device), image, augment, K, T, settings.seed, path)
+    figures.label_guessing(load_run(run, device), image, augment, K, T, settings.seed, path)
     print(path)
-
-
-def _failures(failed: list[tuple[Planned, str]]) -> list[dict[str, str]]:
-    return [{"run": planned.name, "reason": reason} for planned, reason in failed]
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
-def _warn(text: str) -> None:
-    _say(f"warning: {text}")

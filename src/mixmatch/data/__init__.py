@@ -1,30 +1,35 @@
 """Data sets as arrays. `load("cifar10")` reads a published data set, downloading it the first time.
 
-What each is, where its files come from and who reads them is told by `SOURCES`.
+`SOURCES` describes each: what it holds, where its files come from and which reader they have. `read_user_data` reads
+user data.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mixmatch.data.published import cifar, digits, stl10, svhn
 from mixmatch.data.published.files import Layout, Warn, choose, data_folder, fetch, print_warning
-from mixmatch.data.source import UNKNOWN, Features, Images, Source
+from mixmatch.data.source import UNKNOWN, Rows, Source
+from mixmatch.data.user.arrays import input_axes, read_arrays
+from mixmatch.data.user.folder import read_folder
+from mixmatch.data.user.reading import Reading
 from mixmatch.data.user.rows import UserData
+from mixmatch.data.user.table import read_table
 from mixmatch.errors import MixMatchError, unknown
 
 __all__ = [
     "SOURCES",
     "UNKNOWN",
-    "Features",
-    "Images",
+    "Reading",
+    "Rows",
     "Source",
     "SourceInfo",
     "holds_features",
+    "is_path",
     "load",
     "read_user_data",
     "source_info",
@@ -47,15 +52,10 @@ class SourceInfo:
     loader: Callable[[Path, Layout], Source]
     """Reads the files of a layout that are in the data folder."""
     unlabeled: int = 0
-    """Images to train on whose class nobody knows."""
+    """Unlabeled images to train on."""
     layouts: tuple[Layout, ...] = ((),)
     """The forms it is published in; the first is the one that is downloaded."""
     download_mb: int = 0
-
-    @property
-    def files(self) -> Layout:
-        """The files that are downloaded if none are there."""
-        return self.layouts[0]
 
 
 SOURCES: dict[str, SourceInfo] = {
@@ -83,7 +83,7 @@ SOURCES: dict[str, SourceInfo] = {
 
 
 def source_info(name: str) -> SourceInfo:
-    """What `SOURCES` tells of a name, or an error that names the nearest."""
+    """The entry of `SOURCES` by name, or an error with the nearest name."""
     if name not in SOURCES:
         if Path(name).exists():
             raise unknown("data set", name, SOURCES)
@@ -106,7 +106,7 @@ def load(
     Missing files are downloaded unless `download` is off. Files that are not the published ones are used with a
     warning; `strict` makes that an error. Images are memory-mapped from a cache of decoded ones.
 
-    >>> load("digits").train.images.shape
+    >>> load("digits").train.inputs.shape
     (1297, 8, 8, 1)
     """
     info = source_info(name)
@@ -119,45 +119,43 @@ def load(
         raise MixMatchError(f"cannot read {error.filename or name}: {error.strerror or error}") from error
 
 
-def read_user_data(path: Path, *, progress: Callable[[int, int], None] | None = None, **options: Any) -> UserData:
-    """A person's own data: a folder of images, an array (.npz, .npy) or a table (.csv, .parquet).
+def read_user_data(
+    path: Path, reading: Reading | None = None, *, progress: Callable[[int, int], None] | None = None
+) -> UserData:
+    """User data: a folder of images, an array (.npz, .npy) or a table (.csv, .parquet).
 
     Args:
+        reading: how to read it. A setting that is for another kind of data is an error.
         progress: called with the number of images read, and of all.
-        **options: how to read it; None is as if not given. `labels_file`, `image_size` and `channels` for a folder,
-            `labels_file` for an array, `label_column`, `part_column` and `ignore` for a table.
     """
-    options = {name: value for name, value in options.items() if value is not None}
+    given = {} if reading is None else reading.given
     if path.is_dir():
-        from mixmatch.data.user.folder import read_folder
-
-        _only(options, path, "folder of images", "labels_file", "image_size", "channels")
-        return read_folder(path, **options, progress=progress)
+        _check_given(given, path, "folder of images", "labels_file", "image_size", "channels")
+        return read_folder(path, **given, progress=progress)
     if not path.exists():
         raise MixMatchError(f"there is no file or folder {path}")
     if path.suffix.lower() in ARRAYS:
-        from mixmatch.data.user.arrays import read_arrays
-
-        _only(options, path, "file of arrays", "labels_file")
-        return read_arrays(path, **options)
+        _check_given(given, path, "file of arrays", "labels_file")
+        return read_arrays(path, **given)
     if path.suffix.lower() in TABLES:
-        from mixmatch.data.user.table import read_table
-
-        _only(options, path, "table", "label_column", "part_column", "ignore")
-        return read_table(path, **options)
+        _check_given(given, path, "table", "label_column", "part_column", "ignore")
+        return read_table(path, **given)
     raise MixMatchError(f"{path} is not a folder of images, nor a .npz, .npy, .csv or .parquet file")
 
 
-def holds_features(path: Path) -> bool:
-    """Whether own data is rows of features, not images, as far as the kind of file and the shape of an array tell."""
-    if path.suffix.lower() in ARRAYS and path.is_file():
-        from mixmatch.data.user.arrays import input_axes
+def is_path(data: str) -> bool:
+    """Whether a name is a path to user data, not a published data set nor the public part of one, as in "svhn-test"."""
+    return data.removesuffix("-test") not in SOURCES and Path(data).exists()
 
+
+def holds_features(path: Path) -> bool:
+    """Whether user data is rows of features, not images, as far as the kind of file and the shape of an array show."""
+    if path.suffix.lower() in ARRAYS and path.is_file():
         return input_axes(path) == 2
     return path.suffix.lower() in TABLES and path.is_file()
 
 
-def _only(options: Mapping[str, Any], path: Path, kind: str, *known: str) -> None:
-    for name in options:
+def _check_given(given: Iterable[str], path: Path, kind: str, *known: str) -> None:
+    for name in given:
         if name not in known:
-            raise MixMatchError(f"--{name.replace('_', '-')} is not for a {kind} such as {path}")
+            raise MixMatchError(f"{name}= is not for a {kind} such as {path}")

@@ -6,8 +6,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +28,10 @@ def cache_folder(data_dir: Path) -> Path:
         return beside
     home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     # The name holds the data folder's path: two read-only folders must not evict each other's images.
-    return home / "mixmatch" / "decoded" / _digest(str(data_dir.resolve()))
+    return home / "mixmatch" / "decoded" / digest(str(data_dir.resolve()))
 
 
-def decoded(
+def cached_array(
     data_dir: Path,
     name: str,
     sources: Sequence[Path],
@@ -41,55 +43,74 @@ def decoded(
     `pieces` is read only if the `sources` (path, size and time of change) have not been decoded before under this
     `name`; what an older version of them left is removed.
     """
-    file_name = f"{name}-{_key(data_dir, name, sources)}.npy"
-    if (array := _mapped(data_dir / ".mixmatch-cache" / file_name, shape)) is not None:
+    stats = [(os.path.relpath(path, data_dir), path.stat()) for path in sources]
+    key = digest(json.dumps([FORMAT, name, [(path, s.st_size, s.st_mtime_ns) for path, s in stats]]))
+    file_name = f"{name}-{key}.npy"
+    if (array := mapped(data_dir / ".mixmatch-cache" / file_name, shape)) is not None:
         return array
-    folder = cache_folder(data_dir)
-    path = folder / file_name
-    if (array := _mapped(path, shape)) is not None:
+    path = cache_folder(data_dir) / file_name
+    if (array := mapped(path, shape)) is not None:
         return array
-    try:
-        with temporary(path) as part:
-            _write(part, shape, pieces)
-            part.replace(path)
-    except OSError as error:
-        raise MixMatchError(
-            f"cannot keep {int(np.prod(shape)) / 1e6:,.0f} MB of decoded images in {folder}: "
-            f"{error.strerror or error}; free some space there or choose another data folder"
-        ) from error
-    for stale in folder.glob(f"{name}-{'[0-9a-f]' * 16}.npy"):
-        if stale != path:
-            stale.unlink(missing_ok=True)
-    if (array := _mapped(path, shape)) is None:
+    size = f"{int(np.prod(shape)) / 1e6:,.0f} MB of decoded images"
+    with new_file(path, size, "choose another data folder") as part:
+        write_rows(part, shape, pieces)
+    for stale in earlier(path):
+        stale.unlink(missing_ok=True)
+    if (array := mapped(path, shape)) is None:
         raise MixMatchError(f"the data files of {name} changed while they were read; start again")
     return array
 
 
-def _write(path: Path, shape: tuple[int, ...], pieces: Iterable[npt.NDArray[np.uint8]]) -> None:
+@contextmanager
+def new_file(path: Path, what: str, remedy: str) -> Iterator[Path]:
+    """A temporary name that becomes `path` once the file is written, whole or not at all."""
+    try:
+        with temporary(path) as part:
+            yield part
+            part.replace(path)
+    except OSError as error:
+        raise MixMatchError(
+            f"cannot keep {what} in {path.parent}: {error.strerror or error}; free some space there or {remedy}"
+        ) from error
+
+
+def write_rows(path: Path, shape: tuple[int, ...], pieces: Iterable[npt.NDArray[np.uint8]]) -> None:
+    """Write a .npy file of the uint8 rows in `pieces`. There may be fewer than `shape` says; the file says how many."""
     # Plain writes, not a writable memory map: dirty mapped pages count as resident memory, and a full disk
     # would end the process with a bus error instead of an exception.
+    written = 0
     with path.open("xb") as file:
-        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
+        begin = _write_header(file, shape)
         for piece in pieces:
             file.write(np.ascontiguousarray(piece).data)
+            written += len(piece)
+        file.seek(0)
+        if _write_header(file, (written, *shape[1:])) != begin:  # NumPy leaves room for the rows to grow
+            raise RuntimeError("the header of a .npy file changed its length")
 
 
-def _mapped(path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8] | None:
+def mapped(path: Path, shape: tuple[int, ...] | None = None) -> npt.NDArray[np.uint8] | None:
+    """The array of bytes in a .npy file, memory-mapped; None if there is none, or none of this shape."""
     try:
         array: npt.NDArray[np.uint8] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
-    return array if array.shape == shape and array.dtype == np.uint8 else None
+    return array if array.dtype == np.uint8 and shape in (None, array.shape) else None
 
 
-def _key(data_dir: Path, name: str, sources: Sequence[Path]) -> str:
-    stats = [(os.path.relpath(path, data_dir), path.stat()) for path in sources]
-    return _digest(json.dumps([FORMAT, name, [(path, s.st_size, s.st_mtime_ns) for path, s in stats]]))
+def earlier(path: Path) -> list[Path]:
+    """Files that differ from `path` in the hash at the end of their names: what older versions of the sources left."""
+    name = path.stem.rpartition("-")[0]
+    return [file for file in path.parent.glob(f"{name}-{'[0-9a-f]' * 16}.npy") if file != path]
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _write_header(file: BinaryIO, shape: tuple[int, ...]) -> int:
+    np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    return file.tell()
 
 
 def _writable(folder: Path) -> bool:

@@ -44,16 +44,14 @@ class Pool:
         return batch.to(self.device)
 
 
-def near(inputs: npt.NDArray[Any], device: torch.device) -> npt.NDArray[Any] | Tensor:
-    """Rows that are read again and again, one after the other: on the device if they fit, else as they are."""
+def on_device(inputs: npt.NDArray[Any], device: torch.device) -> npt.NDArray[Any] | Tensor:
+    """Rows that are read repeatedly (evaluation), moved to the device if they fit."""
     return _copy(inputs, device) if _fits(inputs.nbytes, device, 0.1) else inputs
 
 
 def _fits(size: int, device: torch.device, share: float = 0.4) -> bool:
     """An accelerator's memory is for the network first: the data may have a share of what is free."""
-    if device.type == "cuda":
-        return size <= share * torch.cuda.mem_get_info(device)[0]
-    return False
+    return device.type == "cuda" and size <= share * torch.cuda.mem_get_info(device)[0]
 
 
 def _copy(inputs: npt.NDArray[Any], device: torch.device) -> Tensor:

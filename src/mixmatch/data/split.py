@@ -1,4 +1,4 @@
-"""Who is labeled: the official procedure of the paper's authors, and the split as an object.
+"""Which images are labeled: the official procedure of the paper's authors, and the split as an object.
 
 The authors' script shuffles each class with NumPy's legacy generator and then deals labels out so that the classes
 keep their proportions, which makes their splits exactly reproducible.
@@ -54,7 +54,7 @@ def labeled_split(labels: npt.NDArray[np.integer], num_labels: int, seed: int, b
     are the set of size n.
 
     Args:
-        labels: the class of each training image (N,), -1 where it is not known.
+        labels: the class of each training image (N,), -1 where it is unlabeled.
         num_labels: how many images to label.
         seed: the paper uses 1 to 5.
     """
@@ -62,7 +62,11 @@ def labeled_split(labels: npt.NDArray[np.integer], num_labels: int, seed: int, b
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(f"labels must be one whole number per image, not {labels.dtype} of shape {labels.shape}")
     rows = [np.flatnonzero(labels == c) for c in range(int(labels.max(initial=0)) + 1)]
-    _check_request(num_labels, [len(r) for r in rows])
+    total = sum(map(len, rows))
+    if num_labels < 1:
+        raise MixMatchError(f"{num_labels} labels asked for: ask for at least one per class")
+    if num_labels > total:
+        raise MixMatchError(f"{num_labels:,} labels asked for, but there are only {total:,} images with one")
     if not 0 <= seed < SEEDS:
         raise MixMatchError(f"the seed {seed:,} must be at least 0 and below {SEEDS:,}: choose another")
     if seed:
@@ -85,13 +89,25 @@ def labeled_split(labels: npt.NDArray[np.integer], num_labels: int, seed: int, b
     return np.array(chosen, np.int64)
 
 
-def make_split(source: Source, labels: int | Literal["all"], seed: int, valid: int = 0) -> Split:
+def make_split(
+    source: Source,
+    labels: int | Literal["all"],
+    seed: int,
+    valid: int = 0,
+    unlabeled: Literal["rest", "all"] = "rest",
+) -> Split:
     """Split a source as the paper does: `labels` labeled images, the rest unlabeled but for `valid` held out ones.
 
-    Labeled images are left out of the unlabeled set. The held-out images are the first of the unlabeled ones in the
-    official order, or, when all images are labeled, the first in the file. Of a source with published folds (STL-10)
-    fold number `seed` is the labeled set when as many labels are asked for as a fold has.
+    The held-out images are the first of the unlabeled ones in the official order, or, when all images are labeled, the
+    first in the file. Of a source with published folds (STL-10) fold number `seed` is the labeled set when as many
+    labels are asked for as a fold has.
+
+    Args:
+        unlabeled: "rest" leaves labeled images out of the unlabeled set, as the MixMatch authors do. "all" puts every
+            image there that is not held out, as the FixMatch authors do.
     """
+    if unlabeled not in ("rest", "all"):
+        raise MixMatchError(f"unlabeled={unlabeled!r} must be 'rest' or 'all'")
     known = source.train.labels
     labelable = np.flatnonzero(known != UNKNOWN)
     test = np.arange(len(source.test), dtype=np.int64)
@@ -112,15 +128,9 @@ def make_split(source: Source, labels: int | Literal["all"], seed: int, valid: i
             f"{len(labeled):,} labels leave {len(missing)} of the {len(source.classes)} classes without any ({names}): "
             "ask for more labels"
         )
-    return Split(labeled=labeled, unlabeled=rest[valid:], valid=rest[:valid], test=test)
-
-
-def _check_request(num_labels: int, available: list[int]) -> None:
-    total = sum(available)
-    if num_labels < 1:
-        raise MixMatchError(f"{num_labels} labels asked for: ask for at least one per class")
-    if num_labels > total:
-        raise MixMatchError(f"{num_labels:,} labels asked for, but there are only {total:,} images with one")
+    held_out = rest[:valid]
+    others = rest[valid:] if unlabeled == "rest" else np.setdiff1d(np.arange(len(known)), held_out)
+    return Split(labeled=labeled, unlabeled=others, valid=held_out, test=test)
 
 
 def _shares(rows: list[Indices], balanced: bool) -> npt.NDArray[np.float64]:
@@ -134,8 +144,11 @@ def _most_behind(share: npt.NDArray[np.float64], taken: Indices) -> int:
 
 def _fold(source: Source, labels: int, seed: int) -> Indices | None:
     """The published fold, if there are folds of this size. Seed s is line s from 0, as in the authors' script."""
-    if source.name == "stl10" and labels == 1000 and not source.folds:
-        raise MixMatchError("STL-10's sets of 1,000 labels are published in fold_indices.txt: put it beside its images")
+    if source.missing_folds is not None and labels == source.missing_folds[0]:
+        raise MixMatchError(
+            f"the sets of {labels:,} labels of {source.name} are published in {source.missing_folds[1]}: put it "
+            "next to its images"
+        )
     if not source.folds or labels != len(source.folds[0]):
         return None
     if not 0 <= seed < len(source.folds):
@@ -152,13 +165,11 @@ def _official_order(labels: npt.NDArray[np.int64], labeled: Indices, balanced: b
     """
     classes = np.where(labels == UNKNOWN, 0, labels)  # the authors gave STL-10's unlabeled images class 0
     share = _shares([np.flatnonzero(classes == c) for c in range(int(classes.max()) + 1)], balanced)
-    is_labeled = np.zeros(len(labels), bool)
-    is_labeled[labeled] = True
     taken = np.zeros(len(share), np.int64)
     waiting: list[deque[int]] = [deque() for _ in share]
     order: list[int] = []
     turn = _most_behind(share, taken)
-    for row in np.flatnonzero(~is_labeled).tolist():
+    for row in np.setdiff1d(np.arange(len(labels)), labeled).tolist():
         waiting[classes[row]].append(row)
         while waiting[turn]:
             order.append(waiting[turn].popleft())

@@ -1,4 +1,4 @@
-"""Several runs on one device, side by side: they take turns, a few dozen steps each.
+"""Lists of jobs on this machine's device, side by side: runs take turns, a few dozen steps each.
 
 On a GPU a turn only hands work over, each run to a stream of its own, and the streams run at the same time: where one
 run's kernels leave a part of the GPU idle, another's fill it.
@@ -7,26 +7,86 @@ run's kernels leave a part of the GPU idle, another's fill it.
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import nn
 
-from mixmatch.errors import OutOfMemory, chain
+from mixmatch.errors import MixMatchError, chain
+from mixmatch.training.device import OutOfMemory, pick_device
 from mixmatch.training.run import Record
-from mixmatch.training.trainer import Interrupted, Stop
+from mixmatch.training.session import Work, running
+from mixmatch.training.stop import Interrupted, Stop
 
 SIDE_BY_SIDE = 5
-"""How many runs share a GPU if its memory allows. The paper has five seeds to a cell."""
+"""How many runs share a GPU if its memory allows. The paper has five seeds per cell."""
 
 Run = Generator[None, None, Record]
 Outcome = Record | Exception
 
 
-class Turns:
+def run_all(
+    work: Sequence[Work],
+    limit: int | None = None,
+    started: Callable[[int], None] = lambda number: None,
+    ended: Callable[[int, Outcome], None] = lambda number, outcome: None,
+) -> list[Outcome]:
+    """Do jobs side by side on one device.
+
+    Each ends as it would have ended alone: bit for bit on a CPU, and on a GPU up to the rounding differences that any
+    two runs there have. One that fails does not stop the others.
+
+    Args:
+        work: the jobs.
+        limit: how many at a time; by default as many as are worth it and fit into memory, on a CPU one.
+        started: called with the number of a job when it begins.
+        ended: called with the number of a job and its outcome.
+
+    Returns:
+        The record of each run, or the error that ended it.
+
+    Raises:
+        Interrupted: after Ctrl-C or SIGTERM, when every run has saved a checkpoint.
+    """
+    devices = {pick_device(each.job.device) for each in work}
+    cuda = sorted({device.index or 0 for device in devices if device.type == "cuda"})
+    gpu = next((device for device in devices if device.type == "cuda"), None)
+    scheduler = Scheduler(limit if limit is not None else SIDE_BY_SIDE if cuda else 1, gpu)
+    stop = Stop()
+    own = [id(each.network) for each in work if each.network is not None]
+    if len(set(own)) < len(own):
+        raise MixMatchError("two runs cannot train the same network object: give each a copy of its own")
+    begun: dict[int, Mapping[str, Any]] = {}
+
+    def make(number: int) -> Run:
+        each = work[number]
+        network = each.network
+        if number in begun:  # there was too little memory for it next to others; now it resumes from its checkpoint
+            each = replace(each, job=replace(each.job, resume=True))
+            if network is not None:
+                network.load_state_dict(begun[number])
+        elif scheduler.limit > 1:
+            begun[number] = copy.deepcopy(network.state_dict()) if network is not None else {}
+        return running(each, stop, scheduler.limit > 1)
+
+    with torch.random.fork_rng(devices=cuda), stop.listening():
+        return scheduler.run(len(work), make, stop, started, ended)
+
+
+def run_one(work: Work) -> Record:
+    """Do one job; its error is raised."""
+    (outcome,) = run_all([work], limit=1)
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+class Scheduler:
     """Lets at most `limit` runs take turns until all are done. `gpu` is the one they share, if it is one."""
 
     def __init__(self, limit: int, gpu: torch.device | None = None) -> None:
@@ -34,7 +94,7 @@ class Turns:
         self._gpu = gpu
         self._needed = 0
 
-    def take(
+    def run(
         self,
         count: int,
         make: Callable[[int], Run],
@@ -42,20 +102,20 @@ class Turns:
         started: Callable[[int], None],
         ended: Callable[[int, Outcome], None],
     ) -> list[Outcome]:
-        """Do the runs `make` makes for 0 to `count` - 1. See `mixmatch.api.train_many`."""
+        """Do the runs `make` makes for 0 to `count` - 1; see `run_all`."""
         waiting, active = deque(range(count)), dict[int, Run]()
         outcomes: dict[int, Outcome] = {}
         interrupted: Interrupted | None = None
 
         def end(number: int, outcome: Outcome) -> None:
             del active[number]
-            if isinstance(outcome, OutOfMemory) and active:  # it may do with fewer beside it
+            if isinstance(outcome, OutOfMemory) and active:  # it may do with fewer next to it
                 self.limit = len(active)
                 waiting.appendleft(number)
             else:
                 outcomes[number] = outcome
                 ended(number, outcome)
-            # The frames of an error that nothing waits behind are left to a debugger, unless they hold what was short.
+            # The last error's frames are kept for a debugger, unless other runs need the memory they hold.
             ended_well = not isinstance(outcome, Exception)
             if active or waiting or isinstance(outcome, OutOfMemory) or (ended_well and self._gpu is not None):
                 self._free(outcome)
@@ -104,8 +164,3 @@ class Turns:
         if self._gpu is not None:
             with contextlib.suppress(RuntimeError):  # not worth the other runs
                 torch.cuda.empty_cache()
-
-
-def draws_itself(network: nn.Module) -> bool:
-    """Whether a network has randomness of its own, as far as one can tell from its layers."""
-    return any("drop" in type(module).__name__.lower() for module in network.modules())

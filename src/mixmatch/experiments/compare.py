@@ -2,69 +2,117 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mixmatch import api
+from mixmatch import plotting
+from mixmatch.data import Reading, is_path, read_user_data
 from mixmatch.errors import MixMatchError
-from mixmatch.settings import resolve
+from mixmatch.execution import here
+from mixmatch.methods import build, name_of
+from mixmatch.methods.base import Method, method_settings
+from mixmatch.training.plan import plan
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record, RunFolder
-
-COLORS = ("#d1495b", "#00798c", "#edae49", "#30638e", "#7b4b94", "#3f8f5f", "#8c564b", "#555555", "#e377c2")
+from mixmatch.training.session import user_data
 
 
 def compare(
     data: str,
-    methods: Sequence[str],
+    methods: Sequence[str | Method],
     seeds: Sequence[int],
     out: Path,
+    reading: Mapping[str, Any] | None = None,
+    *,
+    device: str = "auto",
+    data_dir: Path | None = None,
     reporter: Reporter | None = None,
-    **options: Any,
+    **settings: Any,
 ) -> list[Record]:
-    """Train each method with each seed, in `out`/METHOD-seedSEED. Finished runs are kept, interrupted ones resumed; but
-    none is taken further than it was meant to go: a comparison there already would be lost. Data that nothing can be
-    judged by is refused before anything is trained."""
-    both = itertools.product(dict.fromkeys(methods), dict.fromkeys(seeds))
-    jobs = [(out / f"{method}-seed{seed}", method, seed) for method, seed in both]
-    wanted, unfinished = options.get("steps"), False
-    for path, *_ in jobs:
-        run = RunFolder(path)
-        if run.exists() and wanted not in (None, steps := run.config()["settings"]["steps"]):
+    """Train each method with each seed, in `out`/METHOD-seedSEED: side by side on a GPU, else one after the other.
+
+    Finished runs are kept, interrupted ones resumed. Another number of steps than a run has is refused, since it would
+    replace an earlier comparison. Data without test rows is refused before anything is trained.
+
+    Args:
+        data: a built-in name or a path to user data, which is read once.
+        methods: names, or `Method` objects of your own classes.
+        reading: how user data is read.
+        **settings: of the runs, the same for every method.
+    """
+    labels = _labels(methods)
+    folders = {(label, seed): out / f"{label.replace(':', '-')}-seed{seed}" for label in labels for seed in seeds}
+    reading = _same_reading([RunFolder(folder) for folder in folders.values()], reading)
+    work = []
+    for (label, seed), folder in folders.items():
+        given = {**settings, "method": labels[label], "seed": seed}
+        shared: dict[str, Any] = {"resume": True, "device": device, "data_dir": data_dir, "reporter": reporter}
+        work.append(plan(data, given, reading, out=folder, **shared))
+    unfinished = [each for each in work if not _finished(RunFolder(each.job.out), settings.get("steps"))]
+    if unfinished and is_path(data):
+        read = read_user_data(Path(data), Reading.of(unfinished[0].job.settings.data_options))
+        basis = user_data(read, unfinished[0].job.settings).basis
+        if basis.missing:
+            raise MixMatchError(f"{data} cannot be used to compare methods: {basis.missing}")
+        for each in unfinished:
+            each.data = lambda settings: user_data(read, settings)
+    records = []
+    for (label, _), outcome in zip(folders, here.run_all(work), strict=True):
+        if isinstance(outcome, Exception):
+            raise outcome
+        records.append({**outcome, "method": label})
+    return records
+
+
+def _labels(methods: Sequence[str | Method]) -> dict[str, str | Method]:
+    """Methods by what they are called in the comparison: an object by its settings too, where names are not enough."""
+    names = [method if isinstance(method, str) else name_of(method) for method in methods]
+    labels: dict[str, str | Method] = {}
+    for name, method in zip(names, methods, strict=True):
+        if isinstance(method, str):
+            labels[name] = method
+            continue
+        others = [m for n, m in zip(names, methods, strict=True) if n == name and m is not method]
+        default = [m if isinstance(m, Method) else build(m, {}) for m in others]
+        values = method_settings(method)
+        differ = [n for n, v in values.items() if any(method_settings(m)[n] != v for m in default)]
+        label = "-".join([name, *(f"{n}={values[n]}" for n in differ)])
+        if label in labels:
+            raise MixMatchError(f"the method {label} is there twice: leave one out")
+        labels[label] = method
+    return labels
+
+
+def _same_reading(runs: Sequence[RunFolder], reading: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """How user data is read: as in the runs that are there already, if nothing is said."""
+    there = [run.config()["settings"].get("data_options", {}) for run in runs if run.exists()]
+    known = there if reading is None or not reading else [*there, dict(reading)]
+    for other in known[1:]:
+        if other != known[0]:
             raise MixMatchError(
-                f"{path} was made with other settings (steps: {steps} -> {wanted}): choose another folder (--out; out=)"
+                f"runs of this comparison read the data in two ways ({known[0]} and {other}): use another out="
             )
-        finished = run.result() if run.exists() else None
-        if finished is None:
-            unfinished = True
-        elif finished["error"] is None:
-            raise MixMatchError(f"{path} had nothing to be judged by: choose another folder (--out; out=)")
-    if unfinished:
-        _refuse_without_test(data, options)
-    return [
-        api.train(data, out=path, resume=True, method=method, seed=seed, reporter=reporter, **options)
-        for path, method, seed in jobs
-    ]
+    return known[0] if known else reading
 
 
-def _refuse_without_test(data: str, options: Mapping[str, Any]) -> None:
-    """User data may have no test rows, and too few labels to hold some out."""
-    if not api.is_path(data):
-        return
-    given = {name: options[name] for name in ("labels", "valid") if options.get(name) is not None}
-    reading = {name: options[name] for name in api.READING if options.get(name)}
-    settings = replace(resolve(data, given, api.kind_of(data)), data_options=reading)
-    _, split, basis = api.open_data(settings)
-    if len(split.test) == 0:
-        raise MixMatchError(f"{data} cannot be used to compare methods: {basis}")
+def _finished(run: RunFolder, steps: int | None) -> bool:
+    """Whether a run of the comparison is done. One that does not fit it is refused."""
+    if not run.exists():
+        return False
+    if steps not in (None, made := run.config()["settings"]["steps"]):
+        raise MixMatchError(
+            f"{run.path} was made with other settings (steps: {made} -> {steps}): choose another folder with out="
+        )
+    result = run.result()
+    if result is not None and result["error"] is None:
+        raise MixMatchError(f"{run.path} was not evaluated on anything: choose another folder with out=")
+    return result is not None
 
 
 def summarize(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """A row a method: mean test error, its deviation over the seeds, mean seconds a run."""
+    """One row per method: mean test error, its deviation over the seeds, mean seconds per run."""
     rows = []
     for method in dict.fromkeys(record["method"] for record in records):
         group = [record for record in records if record["method"] == method]
@@ -83,39 +131,26 @@ def summarize(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def plot(records: Sequence[Record], path: Path) -> None:
-    """Test error over steps: a thin line a run, a thick one for the mean of a method's runs."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
+    """Test error over steps: a thin line per run, a thick one for the mean of a method's runs."""
     methods = list(dict.fromkeys(record["method"] for record in records))
+    height = max(4.2, 0.25 * len(methods))
+    figure, axes = plotting.pyplot().subplots(figsize=(7.2, height), layout="constrained")
     ends = []
-    for color, method in zip(COLORS, methods, strict=False):
+    for number, method in enumerate(methods):
+        style = plotting.line_style(number)
         group = [record for record in records if record["method"] == method]
         curves, error = [record["curve"] for record in group], statistics.mean(record["error"] for record in group)
         steps = [point["step"] for point in curves[0]]
         for curve in curves:
-            axes.plot(steps, [point["error"] for point in curve], color=color, linewidth=0.7, alpha=0.35)
+            axes.plot(steps, [point["error"] for point in curve], **style, linewidth=0.7, alpha=0.35)
         mean = [statistics.mean(curve[i]["error"] for curve in curves) for i in range(len(steps))]
-        axes.plot(steps, mean, color=color, linewidth=2.2)
-        ends.append((mean[-1], f"{method} {error:.1f} %", color))
+        axes.plot(steps, mean, **style, linewidth=2.2)
+        ends.append((mean[-1], f"{method} {error:.1f} %", style["color"]))
     axes.set_ylim(bottom=0)
-    gap, place = 0.055 * axes.get_ylim()[1], -1.0
-    for end, text, color in sorted(ends):  # from below, each at least a line above the one before
-        place = max(end, place + gap)
-        at = (1.01, place)
-        axes.annotate(
-            text, at, xycoords=("axes fraction", "data"), color=color, va="center", fontweight="bold",
-            annotation_clip=False,
-        )  # fmt: skip
+    plotting.name_line_ends(axes, ends, gap=0.23 / height, fontweight="bold")
     first = records[0]
     axes.set_title(f"{first['data']}, {first['split']['labeled']:,} labels", loc="left")
     axes.set(xlabel="steps", ylabel="test error, %")
     axes.set_xlim(0, max(point["step"] for point in first["curve"]))
-    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
-    axes.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    plotting.tidy(axes)
+    plotting.save(figure, path)

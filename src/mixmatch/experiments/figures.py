@@ -1,4 +1,4 @@
-"""The paper's figures: how a label is guessed, and error against the number of labels; and the course of a run."""
+"""The paper's figures: how a label is guessed, and error by number of labels; and a run's error over its steps."""
 
 from __future__ import annotations
 
@@ -11,24 +11,28 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mixmatch import functional
-from mixmatch.augment.augment import CropFlip
+from mixmatch import functional, plotting
+from mixmatch.augment import Augmentation
 from mixmatch.classifier import Classifier
 from mixmatch.data import SOURCES
 from mixmatch.data.user.images import visible
 from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
-from mixmatch.experiments.compare import COLORS
-from mixmatch.experiments.paper_tables import Cell, find_cell, target_of
-from mixmatch.experiments.tables import FULL_STEPS, Table
+from mixmatch.experiments.paper_tables import Cell, find_cells, target_of
+from mixmatch.experiments.tables import Table
+from mixmatch.plotting import COLORS
+from mixmatch.settings import Labels
 from mixmatch.training.run import Record
+
+SUFFIXES = (".png", ".svg")
+MARKERS = {"fp32": "o", "bf16": "s"}
 
 
 def label_guessing(
-    classifier: Classifier, image: npt.NDArray[np.uint8], augment: CropFlip, K: int, T: float, seed: int, path: Path
+    classifier: Classifier, image: npt.NDArray[np.uint8], augment: Augmentation, K: int, T: float, seed: int, path: Path
 ) -> None:
     """The diagram of Section 3 with real data: an image, its K augmentations, their predictions, average, sharpened."""
-    plt = _pyplot()
+    plt = plotting.pyplot()
     draws = {name: torch.from_numpy(value) for name, value in augment.draw(generator(seed, "figure", 0), K, 1).items()}
     views = augment(torch.from_numpy(image[None].copy()), draws)[:, 0]
     device = next(classifier.network.parameters()).device
@@ -57,40 +61,36 @@ def label_guessing(
         _bars(place(top, 2), probs[k][likely].tolist(), classes, f"prediction {k + 1}", COLORS[3])
     _bars(place(rows - 2, 3), average[likely].tolist(), classes, f"average{few}", COLORS[1])
     _bars(place(rows, 3), sharpened[likely].tolist(), classes, f"guess: sharpened, T = {T:g}", COLORS[0])
-    _save(figure, path)
+    plotting.save(figure, path, SUFFIXES)
 
 
-def error_by_labels(table: Table, title: str, records: Sequence[Record], path: Path) -> bool:
-    """Error against the number of labels for every method, ours solid with error bars, the paper's dotted.
+def error_by_labels(table: Table, title: str, records: Sequence[Record], path: Path, steps: int | None = None) -> None:
+    """Error by number of labels for every method: the paper's dotted, ours solid with error bars.
 
-    Returns whether there is anything of ours to show.
+    Ours are the runs that `paper_tables` counts, in fp32 (round) and bf16 (square); with `steps`, those with that
+    number of steps.
     """
-    plt = _pyplot()
-    figure, axes = plt.subplots(figsize=(9, 4.6), layout="constrained")
-    shown = False
-    for color, row in zip(COLORS, table.rows, strict=False):
-        counts = [labels for labels in row.targets if labels != "all"]
-        if not counts:
-            all_labels = find_cell(row, "all", table.metric, records)
-            axes.axhline(row.targets["all"].value, color="black", linewidth=1, linestyle=":")
-            if all_labels is not None:
-                shown = True
-                axes.axhline(all_labels.mean, color="black", linewidth=1.5)
-            _entry(axes, row.name, "black", [] if all_labels is None else [all_labels])
-            continue
-        paper = [row.targets[n].value for n in counts]
-        axes.plot(counts, paper, color=color, linewidth=1, linestyle=":", alpha=0.8)
-        cells = [(n, find_cell(row, n, table.metric, records)) for n in counts]
-        ours = [(n, cell) for n, cell in cells if cell is not None]
-        if ours:
-            shown = True
-            axes.errorbar(
-                [n for n, _ in ours],
-                [cell.mean for _, cell in ours],
-                yerr=[cell.deviation or 0.0 for _, cell in ours],
-                color=color, marker="o", markersize=5, linewidth=2, capsize=3,
-            )  # fmt: skip
-        _entry(axes, row.name, color, [cell for _, cell in ours])
+    figure, axes = plotting.pyplot().subplots(figsize=(9, 4.6), layout="constrained")
+    for number, row in enumerate(table.rows):
+        color = plotting.line_style(number)["color"] if "all" not in row.targets else "black"
+        targets = {labels: target.value for labels, target in row.targets.items() if target is not None}
+        by_precision: dict[str, dict[Labels, Cell]] = {}
+        for labels in targets:
+            for cell in find_cells(row, labels, table.metric, records, steps):
+                by_precision.setdefault(cell.precision, {})[labels] = cell
+        if "all" in row.targets:  # a level, not a point
+            axes.axhline(targets["all"], color=color, linewidth=1, linestyle=":")
+            for cells in by_precision.values():
+                axes.axhline(cells["all"].mean, color=color, linewidth=1.5)
+        else:
+            axes.plot(list(targets), list(targets.values()), color=color, linewidth=1, linestyle=":", alpha=0.8)
+            for precision, cells in by_precision.items():
+                means, deviations = [c.mean for c in cells.values()], [c.deviation or 0.0 for c in cells.values()]
+                axes.errorbar(
+                    list(cells), means, yerr=deviations, color=color, marker=MARKERS[precision], markersize=5,
+                    linewidth=2, capsize=3,
+                )  # fmt: skip
+        _entry(axes, row.name, color, [cell for cells in by_precision.values() for cell in cells.values()])
     axes.set_xscale("log")
     ticks = sorted({n for row in table.rows for n in row.targets if n != "all"})
     axes.set_xticks(ticks, [f"{n:,}" for n in ticks])
@@ -98,15 +98,13 @@ def error_by_labels(table: Table, title: str, records: Sequence[Record], path: P
     axes.set_ylim(bottom=0)
     axes.set(xlabel="labels", ylabel="test error, %")
     axes.set_title(f"{title}: ours solid, the paper's dotted", loc="left", fontsize=10)
-    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
-    axes.spines[["top", "right"]].set_visible(False)
+    plotting.tidy(axes)
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-    _save(figure, path)
-    return shown
+    plotting.save(figure, path, SUFFIXES)
 
 
 def curve(record: Record, path: Path) -> None:
-    """A run's test error over its steps, beside what the paper has after all of them."""
+    """A run's test error over its steps, beside what the paper reports after all of its steps."""
     try:
         points = [(int(point["step"]), float(point["error"])) for point in record["curve"] if point["step"]]
         labels = int(record["split"]["labeled"])
@@ -116,10 +114,9 @@ def curve(record: Record, path: Path) -> None:
     if not sound:
         raise MixMatchError("the record's curve makes no sense: write it again from the run")
     if len(points) < 2:
-        raise MixMatchError("a curve needs two evaluations: this run has fewer (--eval-every)")
+        raise MixMatchError("a curve needs two evaluations: this run has fewer, change eval_every=")
     steps, errors = zip(*points, strict=True)
-    plt = _pyplot()
-    figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
+    figure, axes = plotting.pyplot().subplots(figsize=(7.2, 4.2), layout="constrained")
     shown = list(errors)
     if target := target_of(record):
         low, high = (target.value + sign * (target.deviation or 0.0) for sign in (-1, 1))
@@ -149,28 +146,16 @@ def curve(record: Record, path: Path) -> None:
     axes.set(xlabel="steps", ylabel="test error, %")
     data = SOURCES[record["data"]].title if record["data"] in SOURCES else record["data"]
     axes.set_title(f"{record['method']} on {data}, {labels:,} labels, seed {record['seed']}", loc="left", fontsize=10)
-    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
-    axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path, [path.suffix])
+    plotting.tidy(axes)
+    plotting.save(figure, path)
 
 
 def _entry(axes: Any, name: str, color: str, ours: Sequence[Cell]) -> None:
-    """A line in the legend, which says what was not run or had a shorter budget than the paper's."""
-    short = sorted({cell.steps for cell in ours if cell.steps < FULL_STEPS})
-    note = "" if ours else " (not run)"
-    if short:
-        note = f" ({', '.join(f'{steps:,}' for steps in short)} steps)"
-    axes.plot([], [], color=color, linewidth=2 if ours else 1, linestyle="-" if ours else ":", label=name + note)
-
-
-def _pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams["svg.hashsalt"] = "mixmatch"  # the same picture gives the same file
-    return plt
+    """A line in the legend, which says what was not run, was run in bf16, or had another number of steps."""
+    marks = [cell.precision for cell in ours if cell.precision != "fp32"] + [cell.note for cell in ours if cell.note]
+    note = ", ".join(dict.fromkeys(marks)) if ours else "not run"
+    label = f"{name} ({note})" if note else name
+    axes.plot([], [], color=color, linewidth=2 if ours else 1, linestyle="-" if ours else ":", label=label)
 
 
 def _show(axis: Any, pixels: npt.NDArray[np.uint8], title: str) -> None:
@@ -187,18 +172,3 @@ def _bars(axis: Any, values: Sequence[float], classes: Sequence[str], title: str
     axis.set_xticks(range(len(classes)), classes, fontsize=7, **turned)
     axis.spines[["top", "right"]].set_visible(False)
     axis.set_title(title, fontsize=9)
-
-
-def _save(figure: Any, path: Path, suffixes: Sequence[str] = (".png", ".svg")) -> None:
-    import matplotlib.pyplot as plt
-
-    dates = {".svg": "Date", ".pdf": "CreationDate"}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for suffix in suffixes:
-            date = dates.get(suffix.lower())
-            figure.savefig(path.with_suffix(suffix), dpi=150, metadata={date: None} if date else None)
-    except OSError as error:
-        raise MixMatchError(f"{path} cannot be written ({error.strerror})") from None
-    finally:
-        plt.close(figure)

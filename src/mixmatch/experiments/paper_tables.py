@@ -1,33 +1,44 @@
-"""Ours beside the paper's: a verdict per cell, Markdown for people, generated from records and nothing else."""
+"""The paper's tables with our runs beside its numbers, in Markdown, made from records and nothing else.
+
+`LEGEND` says which runs count, and what is said about them. Beyond that:
+
+- `records.experiment` says what makes two runs the same experiment. Runs of different experiments are never averaged,
+  and none takes another's place.
+- bf16 is accepted because the authors had float32 in another framework, so rounding differs anyway.
+- Our own deviation does not widen the band. If our runs came from the paper's own normal distribution, with its
+  deviation taken as exact, the mean of three would be in the band with a probability of 99.4 %, that of five with
+  99.8 %: the difference between means of n and of 5 runs has a deviation of sqrt(1/n + 1/5) of the paper's.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import get_args
 
 from mixmatch.data import SOURCES
 from mixmatch.experiments import records as records_
-from mixmatch.experiments.tables import FULL_STEPS, PATE_SEEDS, TABLES, Row, Table, Target, full_steps
-from mixmatch.settings import Labels, from_dict, resolve
+from mixmatch.experiments.tables import FULL_STEPS, TABLES, Row, Table, Target, full_steps, label_count
+from mixmatch.settings import Labels, Precision, from_dict, resolve
 from mixmatch.training.run import Record
 
-PAPER_SPLITS = 5
+BAND = 2
+"""Half the width of the band, in standard deviations of the paper."""
+SEEDS_FOR_A_VERDICT = 3
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What we have for one cell of a table: values in percent, one a seed, all of the same length of training."""
+    """Our runs for one cell of a table: a value per seed, in percent, all of one experiment."""
 
     values: tuple[float, ...]
-    steps: int
     target: Target | None
-    other_seeds: tuple[int, ...] = ()
-    """Its seeds, where they are not among those the paper used for this cell."""
-    full: int = FULL_STEPS
-    paper_runs: int = PAPER_SPLITS
+    precision: Precision = "fp32"
+    paper_seeds: int = 5
+    note: str = ""
+    """How the runs differ from the paper's, if they do."""
 
     @property
     def mean(self) -> float:
@@ -39,59 +50,77 @@ class Cell:
 
     @property
     def verdict(self) -> str:
-        """Within 2 standard errors of the difference of the two means; no verdict on a shorter budget.
+        """Where our mean lies: within, below or above the paper's band. Empty where there is no verdict."""
+        if self.note or self.target is None or self.target.deviation is None or len(self.values) < SEEDS_FOR_A_VERDICT:
+            return ""
+        difference, band = self.mean - self.target.value, BAND * self.target.deviation
+        if abs(difference) <= band:
+            return "within"
+        return "below" if difference < 0 else "above"
 
-        With a single run our deviation is unknown, and the paper's is taken for it.
-        """
-        if self.steps < self.full:
-            return f"{self.steps:,} steps"
-        if self.target is None:
-            return "no target"
-        if self.target.deviation is None:
-            return "no band"
-        ours = self.target.deviation if self.deviation is None else self.deviation
-        band = 2 * math.sqrt(ours**2 / len(self.values) + self.target.deviation**2 / self.paper_runs)
-        return "within" if abs(self.mean - self.target.value) <= band else "outside"
+    def __str__(self) -> str:
+        if len(self.values) < SEEDS_FOR_A_VERDICT:
+            ours = f"**{', '.join(f'{value:.2f}' for value in self.values)}**"
+        else:
+            ours = f"**{self.mean:.2f}** ± {self.deviation:.2f}"
+        about = [f"{len(self.values)} of {self.paper_seeds} seed{'s' if self.paper_seeds > 1 else ''}"]
+        if self.precision != "fp32":
+            about.append(self.precision)
+        return f"{ours} ({', '.join(about + [text for text in (self.note, self.verdict) if text])})"
 
 
-def find_cell(row: Row, labels: Labels, metric: str, records: Sequence[Record]) -> Cell | None:
-    """The records of a cell, of the longest training there is; of two with one seed, the one with official passes."""
-    wanted = _experiment(row, labels)
-    fitting = [r for r in records if records_.experiment_of(r) == wanted]
-    if not fitting:
-        return None
-    steps = max(record["steps"] for record in fitting)
-    fitting.sort(key=lambda record: record["settings"]["method_settings"].get("passes") == "official")
-    by_seed = {record["seed"]: record["error"] for record in fitting if record["steps"] == steps}
-    values = [by_seed[seed] if metric == "error" else 100 - by_seed[seed] for seed in sorted(by_seed)]
-    usual = row.seeds_for.get(labels, row.seeds)
-    other = tuple(sorted(by_seed)) if not by_seed.keys() <= set(usual) else ()
-    paper_runs = len(PATE_SEEDS) if row.seeds == PATE_SEEDS else PAPER_SPLITS
-    return Cell(tuple(values), steps, row.targets.get(labels), other, full_steps(row.data), paper_runs)
+def find_runs(
+    row: Row, labels: Labels, records: Sequence[Record], steps: int | None = None
+) -> dict[Precision, list[Record]]:
+    """The records that count for a cell, by precision, one per seed."""
+    settings = row.run_settings(labels, steps)
+    found: dict[Precision, list[Record]] = {}
+    for precision in get_args(Precision):
+        wanted = records_.experiment(replace(settings, precision=precision))
+        by_seed: dict[int, Record] = {}
+        for record in records:
+            if record["seed"] in row.seeds_of(labels) and records_.experiment_of(record) == wanted:
+                by_seed.setdefault(record["seed"], record)
+        if by_seed:
+            found[precision] = [by_seed[seed] for seed in sorted(by_seed)]
+    return found
+
+
+def find_cells(
+    row: Row, labels: Labels, metric: str, records: Sequence[Record], steps: int | None = None
+) -> list[Cell]:
+    """A cell for each precision that there are runs in; with `steps`, of runs with that number of steps."""
+    paper_seeds, target = len(row.seeds_of(labels)), row.targets.get(labels)
+    note = row.differs if steps in (None, full_steps(row.data)) else f"{steps:,} steps"
+    cells = []
+    for precision, runs in find_runs(row, labels, records, steps).items():
+        values = tuple(run["error"] if metric == "error" else 100 - run["error"] for run in runs)
+        cells.append(Cell(values, target, precision, paper_seeds, note))
+    return cells
 
 
 def target_of(record: Record) -> Target | None:
-    """The error the paper has for what a record is a record of."""
+    """The error that the paper has for the method, data and settings of a record, however long and in whichever way it
+    was run: for a line in a figure, not for a verdict."""
+    apart = ("steps", "precision", "eval_every", "passes")
     for row in (row for table in TABLES.values() if table.metric == "error" for row in table.rows):
         for labels, target in row.targets.items():
-            if labels == record["labels"] and _experiment(row, labels) == records_.experiment_of(record):
-                return target
+            if labels == record["labels"]:
+                wanted = records_.experiment(row.run_settings(labels), apart)
+                if wanted == records_.experiment_of(record, apart):
+                    return target
     return None
-
-
-def _experiment(row: Row, labels: Labels) -> tuple[tuple[str, Any], ...]:
-    settings = resolve(row.data, {**row.settings, "method": row.method, "labels": labels})
-    return records_.experiment(replace(settings, data_options=row.part))
 
 
 def column_title(column: tuple[str | None, Labels]) -> str:
     data, labels = column
-    count = "all" if labels == "all" else f"{labels:,}"
-    return count if data is None else f"{SOURCES[data].title} {count}"
+    return label_count(labels) if data is None else f"{SOURCES[data].title} {label_count(labels)}"
 
 
-def table_markdown(table: Table, records: Sequence[Record], extra_labels: Sequence[Labels] = ()) -> str:
-    """A table in Markdown: each cell has ours and the paper's, with the verdict; cells without a run say so."""
+def table_markdown(
+    table: Table, records: Sequence[Record], extra_labels: Sequence[Labels] = (), steps: int | None = None
+) -> str:
+    """A table in Markdown: each cell has ours and the paper's; with `steps`, ours with that number of steps."""
     columns = table.columns()
     for data in dict.fromkeys(data for data, _ in columns):
         columns += [(data, labels) for labels in extra_labels if (data, labels) not in columns]
@@ -100,7 +129,7 @@ def table_markdown(table: Table, records: Sequence[Record], extra_labels: Sequen
         cells = []
         for data, labels in columns:
             row = next((r for r in rows if data in (None, r.data) and _serves(r, labels, extra_labels)), None)
-            cells.append("" if row is None else _cell_text(row, labels, table.metric, records))
+            cells.append("" if row is None else _cell_text(row, labels, table.metric, records, steps))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     for name, quoted in table.quoted.items():
         cells = [quoted.get(str(labels) if data is None else f"{data} {labels}", "–") for data, labels in columns]
@@ -112,29 +141,32 @@ def _serves(row: Row, labels: Labels, extra_labels: Sequence[Labels]) -> bool:
     return labels in row.targets or (labels in extra_labels and "all" not in row.targets)
 
 
-def _cell_text(row: Row, labels: Labels, metric: str, records: Sequence[Record]) -> str:
+def _cell_text(row: Row, labels: Labels, metric: str, records: Sequence[Record], steps: int | None) -> str:
+    ours = find_cells(row, labels, metric, records, steps)
     target = row.targets.get(labels)
-    paper = f"paper {target}" if target else "no target"
-    cell = find_cell(row, labels, metric, records)
-    if cell is None:
-        return f"not run<br>{paper}"
-    deviation = "" if cell.deviation is None else f" ± {cell.deviation:.2f}"
-    seeds = f"n = {len(cell.values)}"
-    if cell.other_seeds:
-        seeds += f", seed{'s' if len(cell.other_seeds) > 1 else ''} {' '.join(map(str, cell.other_seeds))}"
-    return f"**{cell.mean:.2f}**{deviation} ({seeds}, {cell.verdict})<br>{paper}"
+    return "<br>".join([*(map(str, ours) if ours else ["not run"]), f"paper {target}" if target else "no target"])
 
 
 LEGEND = f"""\
-Each cell: ours, the mean ± standard deviation over n seeds of the median error of the last 20 evaluations, and below
-it the paper's. *Within*: the means differ by at most 2 sqrt(s_ours²/n + s_paper²/{PAPER_SPLITS}) (PATE's are
-{len(PATE_SEEDS)}); with one run the paper's deviation stands in for ours. *No band*: the paper gives no deviation. A
-number of steps instead of a verdict: the run had that shorter budget (the paper's is {FULL_STEPS:,}, an eighth of it
-for PATE), so it cannot be compared. *Not run*: no record yet."""
+Each cell: ours, and below it the paper's number. A run's number is the median of its last 20 evaluations, as in the
+paper.
+
+- **Which runs are in a cell**: those with the authors' settings, labels, seeds and number of steps ({FULL_STEPS:,}; an
+  eighth of it for PATE), official passes and an evaluation every 1,024 steps, and no others. *2 of 5 seeds*: how many
+  of the paper's runs there are. *bf16*: the passes were in bf16, not float32; the two are never averaged. Of two
+  records of the same run, the first by file name counts.
+- **The number**: from {SEEDS_FOR_A_VERDICT} seeds on, the mean ± the standard deviation; with fewer, each run.
+- **The verdict**, from {SEEDS_FOR_A_VERDICT} seeds on, is against a band that comes from the paper alone: its mean ±
+  {BAND} of its standard deviations. *Within*: our mean is in it. *Below*, *above*: it is not, and on which side, also
+  where ours is the better one. If our runs came from the paper's own distribution, fewer than 1 in 100 means of three
+  would be outside.
+- **No verdict** where the paper gives no deviation, and where our runs differ from the authors' (*other labels*).
+- *Not run*: no record yet. Runs with other settings or another number of steps are listed as
+  [other runs](#other-runs)."""
 
 
 def results_page(records: Sequence[Record]) -> str:
-    """docs/results.md: every table of the paper, then the shorter runs, all from the records."""
+    """docs/results.md: every table of the paper, then all other runs."""
     parts = [
         "# Results",
         "Generated from the records in `results/` by `mixmatch results --output docs/results.md`; do not edit.",
@@ -144,64 +176,75 @@ def results_page(records: Sequence[Record]) -> str:
     for name, table in TABLES.items():
         parts += [f"### {table.title}", f"`mixmatch reproduce {name}`. {table.note}".strip()]
         parts.append(table_markdown(table, records))
-    parts += ["## Shorter runs", SHORT]
-    for title, lines in _short(records):
-        parts += [f"### {title}", lines]
+    parts += ["## Other runs", OTHER, *other_runs(not_in(TABLES.values(), records))]
     return "\n\n".join(parts) + "\n"
 
 
-SHORT = """\
-Methods on the same labels with the same budget, short of the paper's. *Error*: the mean over seeds of each run's
-reported number, the median of its last 20 evaluations (or of all, if it had fewer), ± the deviation over seeds.
-*Last*: the mean error of the last evaluation. Seconds are of the hardware named, and runs may have shared it."""
+def not_in(
+    tables: Iterable[Table], records: Sequence[Record], extra_labels: Sequence[Labels] = (), steps: int | None = None
+) -> list[Record]:
+    """The records that are in no cell of these tables."""
+    shown = {
+        id(run)
+        for table in tables
+        for row in table.rows
+        for labels in dict.fromkeys([*row.targets, *extra_labels])
+        if _serves(row, labels, extra_labels)
+        for runs in find_runs(row, labels, records, steps).values()
+        for run in runs
+    }
+    return [record for record in records if id(record) not in shown]
 
 
-def _short(records: Sequence[Record]) -> list[tuple[str, str]]:
+OTHER = """\
+Runs that are in no table above: another number of steps, other settings or other seeds than the paper's. They
+get no verdict. A line is one experiment on one kind of machine; settings that are not the default for the data set are
+in parentheses. *Error*: the mean over seeds of each run's number, the median of its last 20 evaluations (or of all, if
+it had fewer), ± the deviation over seeds. *Last*: the mean error of the last evaluation. Seconds are of the hardware
+named, and runs may have shared it."""
+
+
+def other_runs(records: Sequence[Record]) -> list[str]:
+    """A heading and a table for each data set, count of labels and number of steps."""
     groups: dict[tuple[str, Labels, int], list[Record]] = {}
     for record in records:
-        if record["steps"] < full_steps(record["data"]):
-            groups.setdefault((record["data"], record["labels"], record["steps"]), []).append(record)
-    pages = []
-    keys = sorted(groups, key=lambda key: (key[0], _order(key[1]), key[2]))
+        groups.setdefault((record["data"], record["labels"], record["steps"]), []).append(record)
+    parts = []
+    keys = sorted(groups, key=lambda key: (key[0], math.inf if key[1] == "all" else key[1], key[2]))
     for (data, labels, steps), group in ((key, groups[key]) for key in keys):
-        count = "all" if labels == "all" else f"{labels:,}"
-        title = f"{SOURCES[data].title if data in SOURCES else data}, {count} labels, {steps:,} steps"
-        lines = ["| method | seeds | error, % | of | last, % | seconds a run | on |", "|---" * 7 + "|"]
-        rows: dict[tuple[str, str], list[Record]] = {}
+        title = f"{SOURCES[data].title if data in SOURCES else data}, {label_count(labels)} labels, {steps:,} steps"
+        lines = ["| method | seeds | error, % | of | last, % | seconds per run | on |", "|---" * 7 + "|"]
+        rows: dict[tuple[records_.Experiment, str], list[Record]] = {}
         for record in group:
-            rows.setdefault((_short_name(record), _ran_on(record)), []).append(record)
+            rows.setdefault((records_.experiment_of(record), _ran_on(record)), []).append(record)
         ordered = sorted(rows.items(), key=lambda item: statistics.mean(r["error"] for r in item[1]))
-        for (name, hardware), runs in ordered:
+        for (_, hardware), runs in ordered:
             errors, lasts = [r["error"] for r in runs], [r["last_error"] for r in runs]
             deviation = f" ± {statistics.stdev(errors):.2f}" if len(errors) > 1 else ""
             seeds = " ".join(str(seed) for seed in sorted(r["seed"] for r in runs))
             seconds = statistics.mean(r["seconds"] for r in runs)
             lines.append(
-                f"| {name} | {seeds} | {statistics.mean(errors):.2f}{deviation} | {runs[0]['median_of']} | "
+                f"| {_name(runs[0])} | {seeds} | {statistics.mean(errors):.2f}{deviation} | {runs[0]['median_of']} | "
                 f"{statistics.mean(lasts):.2f} | {seconds:.0f} | {hardware} |"
             )
-        pages.append((title, "\n".join(lines)))
-    return pages
+        parts += [f"### {title}", "\n".join(lines)]
+    return parts
 
 
 def _ran_on(record: Record) -> str:
-    """The hardware, and how it was used: two ways may differ, so their runs are not averaged."""
+    """The hardware, the precision, and whether steps were compiled."""
     compiled = ", compiled" if (record.get("engine") or {}).get("compiled") else ""
     hardware = record["hardware"]
     names = ", then ".join(machine["name"] for machine in hardware.get("machines", [hardware]))
     return f"{names} ({record['settings']['precision']}{compiled})"
 
 
-def _order(labels: Labels) -> float:
-    return math.inf if labels == "all" else labels
-
-
-def _short_name(record: Record) -> str:
-    """The method, and what of its settings is not the preset for this data set."""
+def _name(record: Record) -> str:
+    """The method, and which of its settings are not the preset for this data set."""
     settings = from_dict(record["settings"])
     usual = resolve(settings.data, {"method": settings.method, "labels": settings.labels})
     mine = {**settings.to_dict(), **settings.method_settings}
     other = {**usual.to_dict(), **usual.method_settings}
-    ignored = ("seed", "steps", "precision", "eval_every", "data_options", "method_settings")
-    unusual = [f"{name}={value}" for name, value in mine.items() if name not in ignored and value != other[name]]
+    elsewhere = ("seed", "steps", "precision", "data_options", "method_settings")
+    unusual = [f"{name}={value}" for name, value in mine.items() if name not in elsewhere and value != other[name]]
     return settings.method + (f" ({', '.join(unusual)})" if unusual else "")

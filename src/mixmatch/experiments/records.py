@@ -14,33 +14,37 @@ from mixmatch.settings import Settings, from_dict
 from mixmatch.storage import replace_durably
 from mixmatch.training.run import FORMAT, Record
 
-NOT_THE_EXPERIMENT = ("seed", "steps", "precision", "eval_every", "passes")
-"""Settings in which records of one table cell may differ. Steps are told apart in the report."""
-
+Experiment = tuple[tuple[str, Any], ...]
 
 NEEDED: dict[str, Any] = {
     "data": str, "method": str, "labels": int | str, "seed": int, "steps": int, "error": int | float,
     "median_of": int, "last_error": int | float, "seconds": int | float, "curve": list, "settings": dict,
     "split": dict, "hardware": dict,
 }  # fmt: skip
-"""What reports are made from."""
+"""The fields that tables and figures are made from."""
 
 
-def experiment(settings: Settings) -> tuple[tuple[str, Any], ...]:
-    """What a record is a record of: its settings but for those that only say how it was run."""
+def experiment(settings: Settings, apart: tuple[str, ...] = ()) -> Experiment:
+    """What makes two runs the same experiment: all of their settings but the seed, and but those named in `apart`.
+
+    The number of steps, the precision, the passes and how often a run is evaluated are part of it, because the reported
+    number depends on each. The machine is not, nor whether steps were compiled: those change how sums are rounded, as
+    much as another GPU does.
+    """
     values = settings.to_dict()
     values.update(values.pop("method_settings"))
-    return tuple(sorted((name, value) for name, value in values.items() if name not in NOT_THE_EXPERIMENT))
+    values["data_options"] = json.dumps(values["data_options"], sort_keys=True)
+    return tuple(sorted((name, value) for name, value in values.items() if name not in ("seed", *apart)))
 
 
-def experiment_of(record: Record) -> tuple[tuple[str, Any], ...]:
-    """The same for a record. Every cell of every table asks this of every record, so the answers are kept."""
-    return _experiment_of(json.dumps(record["settings"]))
+def experiment_of(record: Record, apart: tuple[str, ...] = ()) -> Experiment:
+    """The experiment a record is of. Every cell of every table asks this of every record, so the answers are kept."""
+    return _experiment_of(json.dumps(record["settings"]), apart)
 
 
 @lru_cache(maxsize=8192)
-def _experiment_of(settings: str) -> tuple[tuple[str, Any], ...]:
-    return experiment(from_dict(json.loads(settings)))
+def _experiment_of(settings: str, apart: tuple[str, ...]) -> Experiment:
+    return experiment(from_dict(json.loads(settings)), apart)
 
 
 def file_name(record: Record) -> str:
@@ -68,7 +72,8 @@ def load(path: Path) -> Record:
 
 
 def load_all(folder: Path, warn: Callable[[str], None]) -> list[Record]:
-    """All records of a folder, by name. One that is damaged or of another version is named and left out."""
+    """All records of a folder, in the order of their names. `warn` is called for each one that is left out: damaged, of
+    another version, or at odds with its own settings."""
     records = []
     for path in sorted(folder.rglob("*.json")):
         try:
@@ -89,7 +94,10 @@ def _load(path: Path) -> Record:
     if missing:
         raise MixMatchError(f"it has no {', '.join(missing)}")
     try:
-        from_dict(record["settings"])
+        settings = from_dict(record["settings"])
     except TypeError as error:  # a list where a name should be
         raise MixMatchError(f"its settings make no sense ({error})") from None
+    for name in ("data", "method", "labels", "seed", "steps"):
+        if record[name] != getattr(settings, name):
+            raise MixMatchError(f"its {name} is {record[name]}, but its settings say {getattr(settings, name)}")
     return record

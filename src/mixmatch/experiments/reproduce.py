@@ -1,8 +1,7 @@
-"""Reproduce a table: the runs it needs, skipping what is done; on a GPU several are trained side by side."""
+"""Reproduce a table: plan its runs, estimate their time, train those that are not finished."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,19 +10,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from mixmatch import api, networks
 from mixmatch.data import SOURCES
-from mixmatch.data.source import Images, Source
+from mixmatch.data.opened import Basis, Data
+from mixmatch.data.source import Rows, Source
 from mixmatch.data.split import make_split
 from mixmatch.errors import MixMatchError, unknown
+from mixmatch.execution import here
 from mixmatch.experiments import records as records_
-from mixmatch.experiments.tables import TABLES, Row, Table, full_steps
+from mixmatch.experiments.tables import TABLES, Row, Table, label_count
 from mixmatch.methods import METHODS
-from mixmatch.settings import Labels, Settings, resolve
+from mixmatch.settings import Labels, Precision, Settings, flat
 from mixmatch.training import progress
+from mixmatch.training.device import default_precision
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record, RunFolder
-from mixmatch.training.trainer import Trainer
+from mixmatch.training.session import Job, Work
+from mixmatch.training.timing import Trial, trial
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,16 @@ class Planned:
 
     row: Row
     settings: Settings
+    precision: Precision | None = None
+    """None if the device decides; then a run in either precision is this one."""
 
     @property
     def name(self) -> str:
         """A folder name that tells runs apart, whichever tables they serve."""
         s = self.settings
         record = {"data": s.data, "method": s.method, "labels": s.labels, "seed": s.seed, "steps": s.steps}
-        return records_.file_name({**record, "settings": s.to_dict()}).removesuffix(".json")
+        name = records_.file_name({**record, "settings": s.to_dict()}).removesuffix(".json")
+        return name if self.precision is None else f"{name}-{self.precision}"
 
 
 def find_table(name: str) -> Table:
@@ -47,50 +52,64 @@ def find_table(name: str) -> Table:
     return TABLES[name]
 
 
+def choose(
+    table: Table, labels: Sequence[Labels] = (), methods: Sequence[str] = (), split: str | None = None
+) -> list[tuple[Row, Labels]]:
+    """The cells of a table, or of a part of it. Counts of labels that the paper does not have are for every method.
+
+    Args:
+        split: of a PATE table, the rows with the labels of this split; by default "answers".
+    """
+    for method in methods:
+        if method not in METHODS:
+            raise unknown("method", method, METHODS)
+    in_table = {row.method for row in table.rows}
+    for method in methods:
+        if method not in in_table:
+            raise MixMatchError(f"method '{method}' is not in this table (it has: {', '.join(sorted(in_table))})")
+    splits = sorted({row.split for row in table.rows if row.split is not None})
+    if split is not None and split not in splits:
+        known = f"one of {', '.join(splits)}" if splits else "for the table pate only"
+        raise MixMatchError(f"split={split}: it is {known}")
+    not_in_paper = [n for n in labels if n != "all" and all(n not in row.targets for row in table.rows)]
+    cells: list[tuple[Row, Labels]] = []
+    for row in table.rows:
+        if (methods and row.method not in methods) or row.split not in (None, split or "answers"):
+            continue
+        cells += [(row, n) for n in row.targets if not labels or n in labels]
+        if "all" not in row.targets:
+            cells += [(row, n) for n in not_in_paper]
+    if not cells:
+        raise MixMatchError("nothing to run: no row of this table has these methods and labels")
+    return cells
+
+
 def plan(
     table: Table,
     labels: Sequence[Labels] = (),
     methods: Sequence[str] = (),
     seeds: Sequence[int] = (),
     steps: int | None = None,
+    split: str | None = None,
+    precision: Precision | None = None,
     **settings: Any,
 ) -> list[Planned]:
-    """The runs of a table, or of a part of it. Counts of labels the paper does not have are run for every method."""
-    for method in methods:
-        if method not in METHODS:
-            raise unknown("method", method, METHODS)
-    in_table = {row.method for row in table.rows}
-    not_in_paper = [n for n in labels if n != "all" and all(n not in row.targets for row in table.rows)]
-    for method in methods:
-        if method not in in_table:
-            raise MixMatchError(f"method '{method}' is not in this table (it has: {', '.join(sorted(in_table))})")
-    runs = []
-    for row in table.rows:
-        if methods and row.method not in methods:
-            continue
-        counts = [n for n in row.targets if not labels or n in labels]
-        if "all" not in row.targets:
-            counts += not_in_paper
-        for count in counts:
-            for seed in seeds or row.seeds_for.get(count, row.seeds):
-                budget = full_steps(row.data) if steps is None else steps
-                given = {"method": row.method, "labels": count, "seed": seed, "steps": budget}
-                resolved = resolve(row.data, {**row.settings, **given, **settings})
-                runs.append(Planned(row, replace(resolved, data_options=row.part)))
-    if not runs:
-        raise MixMatchError("nothing to run: no row of this table has these methods and labels")
-    return runs
+    """The runs of the cells that `choose` gives, with the paper's seeds and number of steps unless others are given."""
+    if precision is not None:
+        settings["precision"] = precision
+    return [
+        Planned(row, row.run_settings(count, steps, seed=seed, **settings), precision)
+        for row, count in choose(table, labels, methods, split)
+        for seed in seeds or row.seeds_of(count)
+    ]
 
 
 def finished(run: Planned, records: Sequence[Record]) -> Record | None:
-    """The record of a run that was done already, here or elsewhere."""
-    wanted = records_.experiment(run.settings)
-    for record in records:
-        if (record["seed"], record["steps"]) != (run.settings.seed, run.settings.steps):
-            continue
-        if records_.experiment_of(record) == wanted:
-            return record
-    return None
+    """The record of a run that was finished before, here or elsewhere."""
+    apart = ("precision",) if run.precision is None else ()
+    wanted = records_.experiment(run.settings, apart)
+    ours = (record for record in records if record["seed"] == run.settings.seed)
+    return next((record for record in ours if records_.experiment_of(record, apart) == wanted), None)
 
 
 def state(run: Planned, records: Sequence[Record], runs_folder: Path) -> str:
@@ -105,21 +124,24 @@ def run_all(
     records_folder: Path,
     say: Callable[[str], None],
     reporter: Callable[[], Reporter] | None = None,
-    **options: Any,
+    *,
+    device: str = "auto",
+    data_dir: Path | None = None,
+    strict: bool = False,
 ) -> list[tuple[Planned, str]]:
     """Train what is not finished. A run that fails does not stop the rest; returns those with the reason."""
     try:
         records_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise MixMatchError(f"cannot write to {records_folder}: {error.strerror}; choose another --results") from None
+        raise MixMatchError(
+            f"cannot write to {records_folder}: {error.strerror}; choose another folder with results="
+        ) from None
     records = records_.load_all(records_folder, warn=lambda message: None)
-    numbers = {run.name: f"{number}/{len(runs)}" for number, run in enumerate(runs, 1)}
-    heads = {
-        run.name: f"[{numbers[run.name]}] {run.row.name}, {_count(run.settings.labels)}, seed {run.settings.seed}"
-        for run in runs
-    }
-    todo: dict[str, Planned] = {}
-    for run in runs:
+    numbers, heads, todo = {}, {}, {}
+    for number, run in enumerate(runs, 1):
+        numbers[run.name] = f"{number}/{len(runs)}"
+        count = label_count(run.settings.labels)
+        heads[run.name] = f"[{numbers[run.name]}] {run.row.name}, {count} labels, seed {run.settings.seed}"
         if finished(run, records):
             say(f"{heads[run.name]}: finished before")
         else:
@@ -129,7 +151,7 @@ def run_all(
 
     def ended(number: int, outcome: Record | Exception) -> None:
         run = waiting[number]
-        if isinstance(outcome, Exception):  # whatever it is, the other runs can go on
+        if isinstance(outcome, Exception):  # the other runs continue
             reason = str(outcome) if isinstance(outcome, MixMatchError) else f"{type(outcome).__name__}: {outcome}"
             say(f"{heads[run.name]}: failed: {reason}")
             failed.append((run, reason))
@@ -138,80 +160,46 @@ def run_all(
             records_.save(outcome, records_folder)
         except OSError as error:
             reason = f"its record cannot be written to {records_folder} ({error.strerror or error})"
-            say(f"{heads[run.name]}: {reason}: make room, then start again; finished runs cost nothing")
+            say(f"{heads[run.name]}: {reason}: free some space and start again; finished runs are not trained again")
             failed.append((run, reason))
 
-    # Rows may differ in what a bar does not show, such as K: their number tells them apart.
-    shown = {run.name: reporter() if reporter else progress.on_stderr(f" {numbers[run.name]}") for run in waiting}
-    jobs = [_job(run, runs_folder, shown[run.name], **options) for run in waiting]
-    api.train_many(jobs, started=lambda number: say(heads[waiting[number].name]), ended=ended)
+    # Rows may differ in a setting that a progress bar does not show, such as K: the number tells them apart.
+    work = []
+    for run in waiting:
+        given = tuple(name for name in flat(run.settings) if name != "precision" or run.precision is not None)
+        out = runs_folder / run.name
+        job = Job(run.settings, out, given, resume=True, device=device, data_dir=data_dir, strict=strict)
+        work.append(Work(job, reporter=reporter() if reporter else progress.on_stderr(f" {numbers[run.name]}")))
+    here.run_all(work, started=lambda number: say(heads[waiting[number].name]), ended=ended)
     return failed
 
 
-def _job(run: Planned, runs_folder: Path, reporter: Reporter, **options: Any) -> dict[str, Any]:
-    values = run.settings.to_dict()
-    data, of_method = values.pop("data"), values.pop("method_settings")
-    values["part"] = values.pop("data_options")
-    values.pop("precision")  # the device's, unless the options say otherwise
-    folder = runs_folder / run.name
-    return {"data": data, "out": folder, "resume": True, "reporter": reporter, **values, **of_method, **options}
+def estimate(runs: Sequence[Planned], device: torch.device) -> list[float]:
+    """Seconds that each run will take, by a trial on random images. Runs that take the same time per step share one."""
+    apart = ("labels", "valid", "steps", "eval_every", "data_options")
+    trials: dict[records_.Experiment, Trial] = {}
+    seconds = []
+    for run in runs:
+        key = records_.experiment(run.settings, apart)
+        if key not in trials:
+            trials[key] = _trial(run, device)
+        seconds.append(replace(trials[key], settings=run.settings).seconds)
+    return seconds
 
 
-def _count(labels: Labels) -> str:
-    return "all labels" if labels == "all" else f"{labels:,} labels"
-
-
-class Estimator:
-    """Seconds a run will take, from a few steps on made-up images of the right shape. Alike runs are tried once."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._known: dict[tuple[Any, ...], tuple[float, float]] = {}
-
-    def seconds(self, settings: Settings) -> float:
-        of_method = sorted(settings.method_settings.items())
-        key = (settings.data, settings.method, settings.network, settings.batch_size, *of_method)
-        if key not in self._known:
-            self._known[key] = self._trial(settings)
-        step, evaluation = self._known[key]
-        return settings.steps * step + max(1, settings.steps // settings.eval_every) * evaluation
-
-    def _trial(self, settings: Settings) -> tuple[float, float]:
-        """Seconds for a step and for an evaluation."""
-        # A processor's time grows with the batch, so a small one will do; a GPU's does not.
-        batch = settings.batch_size if self.device.type == "cuda" else min(8, settings.batch_size)
-        info = SOURCES[settings.data.removesuffix("-test")]
-        random = np.random.default_rng(0)
-        shape, count = info.image_shape, max(256, 2 * info.classes)
-        images = Images(
-            random.integers(0, 256, (count, *shape), np.uint8), np.arange(count, dtype=np.int64) % info.classes
-        )
-        source = Source("trial", tuple(map(str, range(info.classes))), images, images)
-        small = resolve(
-            settings.data,
-            {
-                "method": settings.method,
-                "network": settings.network,
-                "batch_size": batch,
-                "labels": info.classes,
-                "valid": 0,
-                **settings.method_settings,
-            },
-        )
-        small = replace(small, precision=api.default_precision(small, self.device, source.input_shape))
-        network = networks.build(settings.network, info.classes, source.input_shape)
-        split, on_cuda = make_split(source, info.classes, seed=1), self.device.type == "cuda"
-        trainer = Trainer(small, source, split, network, self.device, record=on_cuda)
-        steps = 32 if on_cuda else 1  # recorded steps follow each other closely
-        trainer.advance(steps)
-        best = min(_timed(lambda: trainer.advance(trainer.step + steps), self.device) for _ in range(2)) / steps
-        evaluation = _timed(lambda: trainer.evaluate(), self.device) * info.test / count
-        return best * settings.batch_size / batch, evaluation
-
-
-def _timed(work: Callable[[], object], device: torch.device) -> float:
-    began = time.perf_counter()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - began
+def _trial(run: Planned, device: torch.device) -> Trial:
+    """Seconds per step and per evaluation of a run, from a few steps on random images of the right shape."""
+    info = SOURCES[run.settings.data.removesuffix("-test")]
+    rng, count = np.random.default_rng(0), max(256, 2 * info.classes)
+    pixels = rng.integers(0, 256, (count, *info.image_shape), np.uint8)
+    images = Rows(pixels, np.arange(count, dtype=np.int64) % info.classes)
+    source = Source("random", tuple(map(str, range(info.classes))), images, images)
+    precision = run.precision or default_precision(run.settings, device, source.input_shape)
+    # On a CPU the time grows with the batch, so a few steps with a small one will do; on a GPU it does not.
+    on_cuda = device.type == "cuda"
+    batch = run.settings.batch_size if on_cuda else min(8, run.settings.batch_size)
+    small = replace(run.settings, batch_size=batch, labels=info.classes, valid=0, precision=precision, data_options={})
+    data = Data(source, make_split(source, info.classes, seed=1), Basis("random images"))
+    tried = trial(small, data, device, steps=20 if on_cuda else 3)
+    scale = run.settings.batch_size / batch
+    return replace(tried, step=tried.step * scale, evaluation=tried.evaluation * info.test / count)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import typing
 from collections.abc import Mapping
 from typing import Any
 
+from mixmatch.declare import Setting, settings_of
 from mixmatch.errors import MixMatchError, unknown
-from mixmatch.methods.base import Batch, Method, Progress
+from mixmatch.methods.base import Batch, DataInfo, Method, Progress, Step, setting
 from mixmatch.methods.ict import ICT
 from mixmatch.methods.mean_teacher import MeanTeacher
 from mixmatch.methods.mixmatch import MixMatch
@@ -20,7 +18,7 @@ from mixmatch.methods.supervised import Supervised
 from mixmatch.methods.supervised_mixup import SupervisedMixUp
 from mixmatch.methods.vat import VAT
 
-__all__ = ["METHODS", "Batch", "Method", "Progress", "build", "settings_of"]
+__all__ = ["CUSTOM", "METHODS", "Batch", "DataInfo", "Method", "Progress", "Step", "build", "declared", "setting"]
 
 METHODS: dict[str, type[Method]] = {
     "mixmatch": MixMatch,
@@ -34,44 +32,37 @@ METHODS: dict[str, type[Method]] = {
     "ict": ICT,
 }
 
-
-def settings_of(name: str) -> dict[str, Any]:
-    """A method's settings and their defaults."""
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    return {f.name: f.default for f in dataclasses.fields(typing.cast(Any, METHODS[name]))}
+CUSTOM = "custom:"
+"""What the name of a method from outside the package begins with: its class's name follows."""
 
 
-def build(name: str, settings: Mapping[str, Any]) -> Method:
-    """Make a method with these settings, checking their names, types and ranges."""
-    known = settings_of(name)
-    for setting in settings:
-        if setting not in known:
-            raise unknown(f"setting of method '{name}'", setting, known or ["none"])
-    cls = METHODS[name]
-    hints = typing.get_type_hints(cls)
-    checked = {setting: _checked(name, setting, value, hints[setting]) for setting, value in settings.items()}
-    return cls(**checked)
+def find(name: object) -> type[Method]:
+    """The class of a method, or an error that names the nearest."""
+    if isinstance(name, str) and name in METHODS:
+        return METHODS[name]
+    if isinstance(name, type):
+        raise MixMatchError(f"method={name.__name__} is a class: give an object of it, {name.__name__}(...)")
+    if str(name).startswith(CUSTOM):
+        own = str(name).removeprefix(CUSTOM)
+        raise MixMatchError(f"the method {own} is not part of mixmatch: pass the object, train(method={own}(...))")
+    raise unknown("method", str(name), METHODS)
 
 
-def _checked(method: str, setting: str, value: Any, kind: Any) -> Any:
-    """Settings are counts (at least 1, or 0 for a ramp), amounts (finite, not negative), switches or choices."""
-    wrong = f"{method}: {setting}={value!r} "
-    if typing.get_origin(kind) is typing.Literal:
-        choices = typing.get_args(kind)
-        if value not in choices:
-            raise MixMatchError(f"{wrong}is not one of {', '.join(map(str, choices))}")
-        return value
-    if kind is bool:
-        if not isinstance(value, bool):
-            raise MixMatchError(f"{wrong}must be true or false")
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise MixMatchError(f"{wrong}must be a finite number")
-    if kind is int and value != int(value):
-        raise MixMatchError(f"{wrong}must be a whole number")
-    least, most = (1 if setting == "K" else 0), (1 if setting in ("threshold", "smoothing", "warmup") else math.inf)
-    if value > most or value < least or (value == 0 and setting in ("alpha", "xi", "epsilon")):
-        wanted = f"between {least} and {most}" if most < math.inf else f"{least} or more"
-        raise MixMatchError(f"{wrong}must be {'more than 0' if setting in ('alpha', 'xi', 'epsilon') else wanted}")
-    return kind(value)
+def name_of(method: Method) -> str:
+    """The name of a method object: that of `METHODS`, or `custom:Class`."""
+    names = {cls: name for name, cls in METHODS.items()}
+    return names.get(type(method), f"{CUSTOM}{type(method).__name__}")
+
+
+def declared(name: str) -> dict[str, Setting]:
+    """The settings of a method, by name; none are known of one from outside the package."""
+    return {} if str(name).startswith(CUSTOM) else settings_of(find(name))
+
+
+def build(name: str, values: Mapping[str, Any]) -> Method:
+    """Make a method with these settings, which are checked; the others are at their defaults."""
+    cls, known = find(name), declared(name)
+    for given in values:
+        if given not in known:
+            raise unknown(f"setting of method '{name}'", given, known or ["none"])
+    return cls(**{given: known[given].check(value) for given, value in values.items()})

@@ -1,92 +1,163 @@
-"""What a method is: a pure function from a batch to a loss, and the settings that shape it."""
+"""The contract of a method: from a batch and the method's state to a loss, as a pure function.
+
+A method is a frozen dataclass. Its fields are its settings, declared with `setting`; class attributes say what it needs
+from the run. `docs/adding-a-method.md` builds one.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mixmatch import functional
+from mixmatch.declare import setting
 from mixmatch.draws import Draws
 
+__all__ = [
+    "Batch",
+    "DataInfo",
+    "Method",
+    "Metrics",
+    "Predictor",
+    "Progress",
+    "Step",
+    "Tensors",
+    "forward_each",
+    "setting",
+    "targets_and_logits",
+]
+
+Strength = Literal["weak", "strong"]
 Weights = Literal["live", "ema"]
 Stats = Literal["batch", "update", "running"]
+
+Tensors = Mapping[str, Tensor]
 
 Metrics = dict[str, Tensor]
 """Named scalars on the device, to be averaged and shown."""
 
 
 class Batch(NamedTuple):
-    """Images in [-1, 1]: labeled `x` (B, C, H, W) with one-hot `y` (B, L), unlabeled `u` (views, B, C, H, W)."""
+    """What a step learns from: B labeled and mu B unlabeled rows, augmented. Images have pixels in [-1, 1]."""
 
     x: Tensor
+    """Labeled, weakly augmented (B, ...)."""
     y: Tensor
+    """Their labels, one-hot (B, L)."""
     u: Tensor
+    """Unlabeled (views, mu B, ...), in the order of `Method.views`; empty for a method without views."""
+    rows: Tensor
+    """Which unlabeled rows these are (mu B,), numbered from 0."""
+
+
+class Step(NamedTuple):
+    """What a method returns: the loss to minimize, what to report of it, and the state that changed."""
+
+    loss: Tensor
+    metrics: Metrics
+    state: Tensors = {}  # noqa: RUF012 (never written to)
+
+
+class DataInfo(NamedTuple):
+    """What a method may know about the data when it makes its state."""
+
+    classes: int
+    unlabeled: int
+    """Number of unlabeled rows."""
+    prior: Tensor
+    """Class frequencies among the labeled rows (L,), on the device."""
+    device: torch.device
 
 
 class Progress(NamedTuple):
-    """Where training stands: the number of steps done so far, as a scalar on the device, and how many there will be."""
+    """Steps taken so far, as a scalar on the device, and how many there will be."""
 
     step: Tensor
     total: int
+
+    def ramp(self, part: float) -> Tensor:
+        """Rises linearly from 0 to 1 over this part of the training."""
+        return functional.linear_ramp(self.step, part * self.total)
 
 
 class Predictor(Protocol):
     """What a method may ask of the network; see `mixmatch.training.model.Model`."""
 
     def __call__(
-        self, x: Tensor, weights: Weights = "live", stats: Stats = "batch", full_precision: bool = False
+        self,
+        x: Tensor,
+        weights: Weights = "live",
+        stats: Stats = "batch",
+        full_precision: bool = False,
+        head: str | None = None,
     ) -> Tensor: ...
 
 
-def several(
+class Method(ABC):
+    """A semi-supervised method. Subclasses are frozen dataclasses whose fields are the method's settings."""
+
+    ratio: int = 1
+    """Unlabeled rows per labeled one (mu). A method may declare it as a setting."""
+    noise: ClassVar[bool] = False
+    """Whether it needs standard normal noise of the shape of a view, as the draw `noise`."""
+    heads: ClassVar[Mapping[str, int]] = {}
+    """Further outputs on the network's features, name to size: `model(x, head="rotation")`."""
+    run_defaults: ClassVar[Mapping[str, Any]] = {}
+    """Settings of the run that this method wants instead of the data set's, unless a preset for both or the user says
+    otherwise."""
+
+    @property
+    def views(self) -> tuple[Strength, ...]:
+        """Augmentations of each unlabeled row, by strength; () if unlabeled data is not used. Most methods set it as a
+        class attribute: `views = ("weak", "strong")`."""
+        return ()
+
+    def draw(self, rng: np.random.Generator, batch_size: int) -> Draws:
+        """Everything random it needs for one step, beyond the choice of rows and their augmentation."""
+        return {}
+
+    def state(self, data: DataInfo) -> dict[str, Tensor]:
+        """Its state before the first step: named tensors on `data.device`. The engine owns and saves them."""
+        return {}
+
+    @abstractmethod
+    def loss(self, model: Predictor, batch: Batch, draws: Tensors, progress: Progress, state: Tensors) -> Step:
+        """The loss of one step. A pure function: state goes in and comes out, and nothing waits for the device."""
+
+
+def method_settings(method: Method) -> dict[str, Any]:
+    """The settings of a method object, by name, as JSON keeps them."""
+    values: dict[str, Any] = dataclasses.asdict(method) if dataclasses.is_dataclass(method) else {}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def forward_each(
     model: Predictor, batches: Sequence[Tensor], weights: Weights = "live", stats: Stats = "batch"
 ) -> list[Tensor]:
-    """A pass over each batch with its own statistics; `stats` is for the first, the others leave the running ones
-    alone. A model that can take batches of one size together, with the same outcome, has a method of this name."""
-    together = getattr(model, "several", None)
-    if together is not None:
-        logits: list[Tensor] = together(batches, weights, stats)
+    """A pass over each batch, normalized with its own statistics. `stats` applies to the first batch; the others leave
+    the running statistics alone. A model that can do all of it at once implements `forward_each` itself."""
+    at_once = getattr(model, "forward_each", None)
+    if at_once is not None:
+        logits: list[Tensor] = at_once(batches, weights, stats)
         return logits
     return [model(x, weights=weights, stats=stats if i == 0 else "batch") for i, x in enumerate(batches)]
 
 
-def both(
+def targets_and_logits(
     model: Predictor, targets: Sequence[Tensor], learned: Sequence[Tensor], weights: Weights = "live"
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Passes over batches that only targets come from, with these weights and without gradient; and over batches that
-    are learned from, the first of which updates the running statistics. A model that can take all of them together,
-    with the same outcome, has a method of this name."""
-    together = getattr(model, "both", None)
-    if together is not None:
-        logits: tuple[list[Tensor], list[Tensor]] = together(targets, learned, weights)
+    """Forward `targets` without gradient, using `weights`, and `learned` with gradient. The first learned batch updates
+    batch norm's running statistics. A model that can do all of it at once implements `targets_and_logits` itself."""
+    at_once = getattr(model, "targets_and_logits", None)
+    if at_once is not None:
+        logits: tuple[list[Tensor], list[Tensor]] = at_once(targets, learned, weights)
         return logits
     with torch.no_grad():
-        guesses = several(model, targets, weights)
-    return guesses, several(model, learned, stats="update")
-
-
-class Method(Protocol):
-    """A semi-supervised method. Implementations are frozen dataclasses whose fields are the method's settings."""
-
-    @property
-    def unlabeled_views(self) -> int:
-        """How many augmentations of each unlabeled image it wants; 0 if it does not use them."""
-        ...
-
-    @property
-    def wants_noise(self) -> bool:
-        """Whether it needs standard normal noise of the shape of a view, as the draw `noise`."""
-        ...
-
-    def draw(self, rng: np.random.Generator, batch_size: int) -> Draws:
-        """Everything random it needs for one step, beyond the images and their augmentation."""
-        ...
-
-    def loss(
-        self, model: Predictor, batch: Batch, draws: Mapping[str, Tensor], progress: Progress
-    ) -> tuple[Tensor, Metrics]:
-        """The loss of one step and what to report of it. No hidden state, no waiting for the device."""
-        ...
+        guesses = forward_each(model, targets, weights)
+    return guesses, forward_each(model, learned, stats="update")

@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from torch import Tensor
-
 from mixmatch import functional
-from mixmatch.draws import Draws
-from mixmatch.methods.base import Batch, Metrics, Predictor, Progress, both
+from mixmatch.methods.base import Batch, Method, Predictor, Progress, Step, Tensors, setting, targets_and_logits
 
 
 @dataclass(frozen=True)
-class MeanTeacher:
+class MeanTeacher(Method):
     """The live weights' prediction on one view is trained towards the averaged weights' on another.
 
     The teacher normalizes with batch statistics, and its average is the one that is evaluated.
     """
 
-    consistency_weight: float = 50.0
-    """Weight of the unlabeled loss."""
-    warmup: float = 0.4
-    """Part of the training over which that weight rises linearly from 0."""
+    consistency_weight: float = setting(50.0, "Weight of the unlabeled loss.", least=0)
+    warmup: float = setting(
+        0.4, "Part of the training over which that weight rises linearly from 0.", within=(0, 1), of_steps=bool
+    )
 
-    unlabeled_views = 2
-    wants_noise = False
+    views = ("weak", "weak")
 
-    def draw(self, rng: np.random.Generator, batch_size: int) -> Draws:
-        return {}
-
-    def loss(
-        self, model: Predictor, batch: Batch, draws: Mapping[str, Tensor], progress: Progress
-    ) -> tuple[Tensor, Metrics]:
-        (taught,), (logits_x, logits_u) = both(model, [batch.u[0]], [batch.x, batch.u[1]], "ema")
+    def loss(self, model: Predictor, batch: Batch, draws: Tensors, progress: Progress, state: Tensors) -> Step:
+        (taught,), (logits_x, logits_u) = targets_and_logits(model, [batch.u[0]], [batch.x, batch.u[1]], "ema")
         target = taught.softmax(dim=-1)
         loss_x = functional.labeled_loss(logits_x, batch.y)
         loss_u = functional.unlabeled_loss(logits_u, target)
-        weight = self.consistency_weight * functional.linear_ramp(progress.step, self.warmup * progress.total)
-        loss = loss_x + weight * loss_u
-        return loss, {"loss": loss, "loss_x": loss_x, "loss_u": loss_u, "confidence": target.amax(dim=-1).mean()}
+        loss = loss_x + self.consistency_weight * progress.ramp(self.warmup) * loss_u
+        return Step(loss, {"loss": loss, "loss_x": loss_x, "loss_u": loss_u, "confidence": target.amax(dim=-1).mean()})

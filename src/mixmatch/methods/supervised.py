@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from torch import Tensor
-
 from mixmatch import functional
-from mixmatch.draws import Draws
-from mixmatch.methods.base import Batch, Metrics, Predictor, Progress
+from mixmatch.methods.base import Batch, Method, Predictor, Progress, Step, Tensors, setting
 
 
 @dataclass(frozen=True)
-class Supervised:
-    """Cross-entropy on augmented labeled images; the unlabeled ones are not looked at."""
+class Supervised(Method):
+    """Cross-entropy on augmented labeled images; unlabeled data is not used."""
 
-    smoothing: float = 0.0
-    """How far a target moves from its class towards all classes alike."""
+    smoothing: float = setting(0.0, "Label smoothing: how far a target moves towards all classes alike.", within=(0, 1))
 
-    unlabeled_views = 0
-    wants_noise = False
-
-    def draw(self, rng: np.random.Generator, batch_size: int) -> Draws:
-        return {}
-
-    def loss(
-        self, model: Predictor, batch: Batch, draws: Mapping[str, Tensor], progress: Progress
-    ) -> tuple[Tensor, Metrics]:
+    def loss(self, model: Predictor, batch: Batch, draws: Tensors, progress: Progress, state: Tensors) -> Step:
         p = batch.y - self.smoothing * (batch.y - 1 / batch.y.shape[-1])
         loss = functional.labeled_loss(model(batch.x, stats="update"), p)
-        return loss, {"loss": loss}
+        return Step(loss, {"loss": loss})

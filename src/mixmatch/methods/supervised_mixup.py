@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
 from mixmatch import functional
 from mixmatch.draws import Draws
-from mixmatch.methods.base import Batch, Metrics, Predictor, Progress
+from mixmatch.methods.base import Batch, Method, Predictor, Progress, Step, Tensors, setting
 
 
 @dataclass(frozen=True)
-class SupervisedMixUp:
-    """Cross-entropy on labeled images mixed with the reversed batch; the unlabeled ones are not looked at."""
+class SupervisedMixUp(Method):
+    """Cross-entropy on labeled images mixed with the reversed batch; unlabeled data is not used."""
 
-    alpha: float = 0.5
-    """MixUp's Beta(alpha, alpha)."""
-    keep_order: bool = True
-    """Whether max(lambda, 1 - lambda) is used, as the authors' code does; without it this is the MixUp paper's."""
-
-    unlabeled_views = 0
-    wants_noise = False
+    alpha: float = setting(0.5, "MixUp's Beta(alpha, alpha).", above=0)
+    keep_order: bool = setting(
+        True, "Use max(lambda, 1 - lambda), as the authors' code does; without it this is the MixUp paper's."
+    )
 
     def draw(self, rng: np.random.Generator, batch_size: int) -> Draws:
         return {"lam": rng.beta(self.alpha, self.alpha, batch_size).astype(np.float32)}
 
-    def loss(
-        self, model: Predictor, batch: Batch, draws: Mapping[str, Tensor], progress: Progress
-    ) -> tuple[Tensor, Metrics]:
+    def loss(self, model: Predictor, batch: Batch, draws: Tensors, progress: Progress, state: Tensors) -> Step:
         x, p = functional.mixup(batch.x, batch.y, batch.x.flip(0), batch.y.flip(0), draws["lam"], self.keep_order)
         loss = functional.labeled_loss(model(x, stats="update"), p)
-        return loss, {"loss": loss}
+        return Step(loss, {"loss": loss})

@@ -2,52 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from mixmatch import functional
-from mixmatch.draws import Draws
-from mixmatch.methods.base import Batch, Metrics, Predictor, Progress, several
+from mixmatch.methods.base import Batch, Method, Predictor, Progress, Step, Tensors, forward_each, setting
 
 
 @dataclass(frozen=True)
-class VAT:
+class VAT(Method):
     """Predictions should not change under the small perturbation that would change them most.
 
     That perturbation is found by one step of power iteration, which differentiates the network with respect to its
     input. The step is taken in full precision: rounding to bf16 or TF32 is larger than the change it looks for.
     """
 
-    vat_weight: float = 0.3
-    """Weight of the adversarial loss."""
-    epsilon: float = 6.0
-    """Length (L2) of the perturbation of an image with pixels in [-1, 1]."""
-    xi: float = 1e-6
-    """Length of the trial perturbation of the power iteration."""
-    entropy_weight: float = 0.06
-    """Weight of the entropy of predictions; without a ramp."""
-    divergence: Literal["official", "paper"] = "official"
-    """`official` is KL(perturbed || clean), which produced the paper's numbers; `paper` KL(clean || perturbed), as
-    VAT's own paper defines it."""
-    warmup: float = 0.4
-    """Part of the training over which the adversarial weight rises linearly from 0."""
+    vat_weight: float = setting(0.3, "Weight of the adversarial loss.", least=0)
+    epsilon: float = setting(6.0, "Length (L2) of the perturbation of an image with pixels in [-1, 1].", above=0)
+    xi: float = setting(1e-6, "Length of the trial perturbation of the power iteration.", above=0)
+    entropy_weight: float = setting(0.06, "Weight of the entropy of predictions; without a ramp.", least=0)
+    divergence: Literal["official", "paper"] = setting(
+        "official",
+        "`official` is KL(perturbed || clean), which produced the paper's numbers; `paper` is KL(clean || perturbed), "
+        "as VAT's own paper defines it.",
+    )
+    warmup: float = setting(
+        0.4,
+        "Part of the training over which its weight rises linearly from 0.",
+        within=(0, 1),
+        of_steps=bool,
+    )
 
-    unlabeled_views = 1
-    wants_noise = True
+    views = ("weak",)
+    noise = True
 
-    def draw(self, rng: np.random.Generator, batch_size: int) -> Draws:
-        return {}
-
-    def loss(
-        self, model: Predictor, batch: Batch, draws: Mapping[str, Tensor], progress: Progress
-    ) -> tuple[Tensor, Metrics]:
+    def loss(self, model: Predictor, batch: Batch, draws: Tensors, progress: Progress, state: Tensors) -> Step:
         u = batch.u[0]
-        logits_x, clean = several(model, [batch.x, u], stats="update")
+        logits_x, clean = forward_each(model, [batch.x, u], stats="update")
         loss_x = functional.labeled_loss(logits_x, batch.y)
         perturbed = model(u + self.perturbation(model, u, draws["noise"]))
         if self.divergence == "official":
@@ -55,16 +49,16 @@ class VAT:
         else:
             loss_vat = functional.kl_divergence(clean.detach(), perturbed)
         entropy = functional.entropy(clean)
-        weight = self.vat_weight * functional.linear_ramp(progress.step, self.warmup * progress.total)
-        loss = loss_x + weight * loss_vat + self.entropy_weight * entropy
+        loss = loss_x + self.vat_weight * progress.ramp(self.warmup) * loss_vat + self.entropy_weight * entropy
         confidence = clean.detach().softmax(dim=-1).amax(dim=-1).mean()
-        return loss, {
+        metrics = {
             "loss": loss,
             "loss_x": loss_x,
             "loss_u": loss_vat,
             "entropy": entropy,
             "confidence": confidence,
         }
+        return Step(loss, metrics)
 
     @torch.no_grad()
     def perturbation(self, model: Predictor, u: Tensor, noise: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,21 +11,29 @@ from torch import nn
 
 from mixmatch.errors import MixMatchError, unknown
 from mixmatch.networks.convnet13 import ConvNet13
+from mixmatch.networks.heads import WithHeads
 from mixmatch.networks.mlp import MLP
 from mixmatch.networks.wide_resnet import WideResNet
 
-__all__ = ["MLP", "NETWORKS", "ConvNet13", "Plan", "WideResNet", "build"]
+__all__ = ["MLP", "NETWORKS", "ConvNet13", "Plan", "WideResNet", "WithHeads", "build"]
+
+
+def scales_for(size: int) -> int:
+    """Stages for images of a size: the last one sees 8x8 to 16x16 pixels, for images of 16x16 to 255x255."""
+    return max(2, min(5, size.bit_length() - 3))
 
 
 class Plan(NamedTuple):
-    """How to build a network, and the input shape the paper uses it with."""
+    """How to build a network."""
 
     kind: type[nn.Module]
     arguments: dict[str, Any]
     shape: tuple[int, ...] = (3, 32, 32)
-    """(channels, height, width), or (features,)."""
+    """The paper's inputs for it: (channels, height, width), or (features,)."""
     smallest: int = 1
     """Images must be at least this high and wide."""
+    scales: Callable[[int], int] | None = None
+    """The argument `scales`, if it follows the size of the images."""
 
 
 NETWORKS: dict[str, Plan] = {
@@ -32,13 +41,13 @@ NETWORKS: dict[str, Plan] = {
     "wrn-28-2": Plan(WideResNet, {"filters": 32, "repeat": 4}),
     "wrn-28-large": Plan(WideResNet, {"filters": 135, "repeat": 4}),
     "wrn-28-2-stl10": Plan(WideResNet, {"filters": 32, "repeat": 4, "scales": 4}, (3, 96, 96)),
-    "wrn-auto": Plan(WideResNet, {"filters": 32, "repeat": 2, "momentum": 0.01}),
+    "wrn-auto": Plan(WideResNet, {"filters": 32, "repeat": 2, "momentum": 0.01}, scales=scales_for),
     "cnn13": Plan(ConvNet13, {"filters": 128}, smallest=12),
     "cnn13-32": Plan(ConvNet13, {"filters": 32}, smallest=12),
     "mlp": Plan(MLP, {}, (64,)),
 }
-"""The networks with a name. `wrn-D-W` works for any depth D = 6n + 4 and width W too; `wrn-auto`, for own images,
-deepens with their size; `mlp` is for features."""
+"""The networks with a name; `wrn-D-W` works for any depth D = 6n + 4 and width W too. `wrn-auto` is for user images and
+has more stages for larger ones; `mlp` is for features."""
 
 
 def build(
@@ -50,9 +59,8 @@ def build(
         name: one of `NETWORKS`, `wrn-D-W` for a Wide ResNet of depth D = 6n + 4 and width factor W, or `timm:NAME` for
             a model of the timm library, if that is installed.
         num_classes: how many logits it gives.
-        input_shape: (channels, height, width), or (features,) for `mlp`; None is the shape the paper uses the network
-            with.
-        weights: a file of weights to start a timm model from.
+        input_shape: (channels, height, width), or (features,) for `mlp`; None is the paper's for this network.
+        weights: a file of weights that a timm model starts from.
 
     >>> sum(p.numel() for p in build("wrn-28-2", num_classes=10).parameters())
     1469642
@@ -64,7 +72,7 @@ def build(
 
         return build_timm(name, num_classes, input_shape, weights)
     if weights:
-        raise MixMatchError(f"weights are for timm networks (timm:NAME), not for '{name}'")
+        raise MixMatchError(f"weights= is for networks of timm (timm:NAME), not for '{name}'")
     plan = NETWORKS.get(name) or _wide_resnet(name)
     shape = plan.shape if input_shape is None else input_shape
     if len(shape) != len(plan.shape) or min(shape) < 1:
@@ -74,16 +82,11 @@ def build(
         raise MixMatchError(f"network '{name}' takes {wanted}, not {tuple(shape)}")
     if len(shape) == 1:
         return plan.kind(num_classes, shape[0], **plan.arguments)
-    if name == "wrn-auto":
-        plan = plan._replace(arguments={**plan.arguments, "scales": _scales(min(shape[1:]))})
-    if min(shape[1:]) < plan.smallest:
+    size = min(shape[1:])
+    if size < plan.smallest:
         raise MixMatchError(f"network '{name}' takes images of at least {plan.smallest}x{plan.smallest}, not {shape}")
-    return plan.kind(num_classes, in_channels=shape[0], **plan.arguments)
-
-
-def _scales(size: int) -> int:
-    """A larger image needs a deeper network: the last stage sees at most 15x15 pixels, and at least 4x4."""
-    return max(2, min(5, size.bit_length() - 3))
+    sized = {} if plan.scales is None else {"scales": plan.scales(size)}
+    return plan.kind(num_classes, in_channels=shape[0], **plan.arguments, **sized)
 
 
 def _wide_resnet(name: str) -> Plan:

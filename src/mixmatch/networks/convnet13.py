@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixmatch.networks.wide_resnet import MOMENTUM, batch_norm
+from mixmatch.networks.wide_resnet import MOMENTUM, WithFeatures, batch_norm, linear
 
 SLOPE = 0.2
 
@@ -28,7 +28,7 @@ class Layer(nn.Module):
         return y
 
 
-class ConvNet13(nn.Module):
+class ConvNet13(WithFeatures):
     """Three layers at each of three sizes, the last without padding and then 1x1; mean over the image; dense.
 
     Takes (N, C, H, W) in [-1, 1] of at least 12x12 pixels, gives logits (N, classes).
@@ -45,10 +45,9 @@ class ConvNet13(nn.Module):
             layers.append(Layer(in_channels, channels, size, padding, momentum))
             in_channels = channels
         self.layers = nn.Sequential(*layers)
-        self.head = nn.Linear(f, num_classes)
-        nn.init.xavier_uniform_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.feature_size = f
+        self.head = linear(f, num_classes, nn.init.xavier_uniform_)
 
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.layers(x).mean(dim=(2, 3)))
-        return logits
+    def features(self, x: Tensor) -> Tensor:
+        maps: Tensor = self.layers(x)
+        return maps.mean(dim=(2, 3))

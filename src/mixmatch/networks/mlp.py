@@ -1,9 +1,11 @@
-"""A small network for features: dense layers with batch norm, as in the paper's networks with leaky ReLU."""
+"""A small network for features: dense layers, each with batch norm and leaky ReLU."""
 
 from __future__ import annotations
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from mixmatch.networks.wide_resnet import WithFeatures, linear
 
 SLOPE = 0.1
 MOMENTUM = 0.05
@@ -15,7 +17,7 @@ class Layer(nn.Module):
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(inputs, width, bias=False)  # batch norm has one
+        self.dense = nn.Linear(inputs, width, bias=False)  # batch norm adds one
         self.norm = nn.BatchNorm1d(width, momentum=MOMENTUM)
         nn.init.kaiming_normal_(self.dense.weight, a=SLOPE)
 
@@ -23,16 +25,15 @@ class Layer(nn.Module):
         return F.leaky_relu(self.norm(self.dense(x)), SLOPE)
 
 
-class MLP(nn.Module):
+class MLP(WithFeatures):
     """`depth` hidden layers of `width` units. Takes features (N, F), gives logits (N, classes)."""
 
     def __init__(self, num_classes: int, features: int, width: int = 256, depth: int = 2) -> None:
         super().__init__()
         self.layers = nn.Sequential(*(Layer(features if i == 0 else width, width) for i in range(depth)))
-        self.head = nn.Linear(width, num_classes)
-        nn.init.xavier_uniform_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.feature_size = width
+        self.head = linear(width, num_classes, nn.init.xavier_uniform_)
 
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.layers(x))
-        return logits
+    def features(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.layers(x)
+        return hidden

@@ -1,6 +1,6 @@
-"""Models of the timm library as networks: `timm:NAME`, with weights from a local file if there are some.
+"""Models of the timm library as networks: `timm:NAME`, with weights from a local file if one is given.
 
-timm is optional (`pip install 'mixmatch[timm]'`) and imported only here, when it is asked for.
+timm is optional (`pip install 'mixmatch[timm]'`) and imported only here, when a model of it is built.
 """
 
 from __future__ import annotations
@@ -23,20 +23,42 @@ PREFIX = "timm:"
 
 
 class Backbone(nn.Module):
-    """A timm model that takes pixels in [-1, 1], as every network here: it normalizes them as timm's weights expect.
+    """A timm model that takes pixels in [-1, 1], as every network here, and normalizes them as timm's weights expect.
 
-    Takes (N, C, H, W), gives logits (N, classes).
+    Takes (N, C, H, W), gives logits (N, classes). It offers its features (`mixmatch.networks.heads`) if the model ends
+    in one linear layer; a few of timm's end in a convolution or in two layers, and have no `feature_size` here.
     """
+
+    feature_size: int
 
     def __init__(self, model: nn.Module, mean: Tensor, std: Tensor) -> None:
         super().__init__()
-        self.model = model
+        self.model: Any = model
+        if isinstance(last := self._last_layer(), nn.Linear):
+            self.feature_size = last.in_features
         self.register_buffer("scale", (0.5 / std)[:, None, None])
         self.register_buffer("shift", ((0.5 - mean) / std)[:, None, None])
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.model(x * self.get_buffer("scale") + self.get_buffer("shift"))
+        logits: Tensor = self.model(self._normalized(x))
         return logits
+
+    def features(self, x: Tensor) -> Tensor:
+        """What enters the last layer, (N, feature_size)."""
+        maps: Tensor = self.model.forward_features(self._normalized(x))
+        pooled: Tensor = self.model.forward_head(maps, pre_logits=True)
+        return pooled
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits (N, classes) of features."""
+        logits: Tensor = self._last_layer()(features)
+        return logits
+
+    def _last_layer(self) -> Any:
+        return self.model.get_classifier() if hasattr(self.model, "get_classifier") else None
+
+    def _normalized(self, x: Tensor) -> Tensor:
+        return x * self.get_buffer("scale") + self.get_buffer("shift")
 
 
 def build_timm(
@@ -46,11 +68,18 @@ def build_timm(
 
     Args:
         name: with its prefix.
+        num_classes: how many logits it gives.
         input_shape: (channels, height, width); None is what the model was made for.
-        weights: a .safetensors or .pth file of this model's weights, under timm's names. Its classes may be others:
-            then the last layer starts fresh. For other than 3 channels timm sums or repeats the first layer's kernels.
+        weights: a .safetensors or .pth file of this model's weights, under timm's names. If it has another number of
+            classes, the last layer starts fresh. If images do not have 3 channels, timm sums or repeats the kernels of
+            the first layer.
     """
-    timm: Any = _timm(name)
+    try:
+        timm: Any = importlib.import_module("timm")
+    except ImportError:
+        raise MixMatchError(
+            f"network '{name}' needs timm, which is not installed: pip install 'mixmatch[timm]'"
+        ) from None
     model = name.removeprefix(PREFIX)
     if not timm.is_model(model):
         near = difflib.get_close_matches(model, timm.list_models(), n=1, cutoff=0.5)
@@ -83,7 +112,7 @@ def build_timm(
 def _check_complete(
     name: str, made: nn.Module, last: str | tuple[str, ...] | None, tensors: Mapping[str, Tensor], weights: str | Path
 ) -> None:
-    """timm does not mind if a file of another model fills only a part."""
+    """Refuse a file that fills only a part of the model, all but the last layer: timm would accept it."""
     heads = tuple(f"{layer}." for layer in ([last] if isinstance(last, str) else last or ()))
     wanted = [key for key, _ in made.named_parameters() if not key.startswith(heads)]
     if missing := [key for key in wanted if key not in tensors]:
@@ -103,21 +132,12 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
         raise MixMatchError(f"there is no file {path}") from None
     except UnpicklingError:
         raise MixMatchError(
-            f"{path} holds more than tensors, which could run anything when loaded: save the weights as .safetensors"
+            f"{path} holds more than tensors, and loading it could run any code: save the weights as .safetensors"
         ) from None
     except (OSError, RuntimeError, EOFError, safetensors.SafetensorError) as error:
         raise MixMatchError(f"{path} cannot be read as weights ({str(error).splitlines()[0]})") from None
     while isinstance(loaded, Mapping) and (inner := next((k for k in ("state_dict", "model") if k in loaded), None)):
         loaded = loaded[inner]
     if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise MixMatchError(f"{path} holds no weights by name")
+        raise MixMatchError(f"{path} holds no weights by name: save a state_dict of the model")
     return {name.removeprefix("module."): value for name, value in loaded.items()}
-
-
-def _timm(name: str) -> Any:
-    try:
-        return importlib.import_module("timm")
-    except ImportError:
-        raise MixMatchError(
-            f"network '{name}' takes timm, which is not installed: pip install 'mixmatch[timm]'"
-        ) from None

@@ -8,6 +8,7 @@ convolutions pad at the bottom and right alone, as TensorFlow does on even sizes
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -60,7 +61,41 @@ class Block(nn.Module):
         return shortcut + residual
 
 
-class WideResNet(nn.Module):
+@torch.no_grad()
+def glorot_normal_(weight: Tensor) -> None:
+    """TensorFlow's Glorot normal: cut off at two deviations, widened so that a variance of 2 / (in + out) is left."""
+    std = math.sqrt(2 / sum(weight.shape)) / 0.87962566103423978
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
+def linear(inputs: int, outputs: int, init: Callable[[Tensor], object] = glorot_normal_) -> nn.Linear:
+    """A linear layer whose bias starts at zero; by default its weights start as in the authors' Wide ResNet."""
+    layer = nn.Linear(inputs, outputs)
+    init(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class WithFeatures(nn.Module):
+    """A network that offers its features and classifies them by one linear layer, `head`."""
+
+    feature_size: int
+    head: nn.Linear
+
+    def features(self, x: Tensor) -> Tensor:
+        """What enters the last layer, (N, feature_size)."""
+        raise NotImplementedError
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits (N, classes) of features."""
+        logits: Tensor = self.head(features)
+        return logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classify(self.features(x))
+
+
+class WideResNet(WithFeatures):
     """`scales` stages of `repeat` blocks; stage s has `filters` * 2^s channels and, after the first, halves the image.
 
     WRN-28-2 is filters=32, repeat=4, scales=3. Takes (N, C, H, W) in [-1, 1], gives logits (N, classes).
@@ -93,19 +128,9 @@ class WideResNet(nn.Module):
                 channels = filters << scale
         self.blocks = nn.Sequential(*blocks)
         self.norm = batch_norm(channels, momentum)
-        self.head = nn.Linear(channels, num_classes)
-        glorot_normal_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.feature_size = channels
+        self.head = linear(channels, num_classes)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor) -> Tensor:
         h = self.blocks(self.stem(x))
-        h = F.leaky_relu(self.norm(h), SLOPE).mean(dim=(2, 3))
-        logits: Tensor = self.head(h)
-        return logits
-
-
-@torch.no_grad()
-def glorot_normal_(weight: Tensor) -> None:
-    """TensorFlow's Glorot normal: cut off at two deviations, widened so that a variance of 2 / (in + out) is left."""
-    std = math.sqrt(2 / sum(weight.shape)) / 0.87962566103423978
-    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+        return F.leaky_relu(self.norm(h), SLOPE).mean(dim=(2, 3))

@@ -1,9 +1,11 @@
-"""The teachers' answers as a student gets them: what was asked, in which order, and what came back."""
+"""The teachers' answers to queries: what was asked, in which order, and what came back. Read and written here."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,29 +13,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mixmatch.data.published.pate_answers import ANSWERS
 from mixmatch.data.split import Indices
 from mixmatch.privacy.checks import PrivacyError
-from mixmatch.privacy.votes import REFUSED, read_answers_by_row, read_integers, read_json
-
-AUTHORS = (
-    "4..9..80.7.54...0...1..81.3.3...4.904.011.5...019.80..87.46.11.3.9...1.40.35.420..60.060.06353316.6..71..1...5265"
-    "..61..1770.09..11....7..0.2.135..0..2..80..853538..0.01.16411.3185....037..0......250.26..4..09360912.200..9.6.1."
-    ".1..14.5.0.52.6.0..6292."
-)
-"""The noisy labels of the paper's authors for the first 250 SVHN test images (Confident-GNMax, T 200, sigma1 200,
-sigma2 40): a class a query, numbered as SVHN's (0 is the digit 1, 9 the digit 0), a dot where refused."""
+from mixmatch.privacy.mechanisms import Answer
+from mixmatch.privacy.votes import REFUSED, Votes, open_file, read_integers, read_json
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Queries by row number, in the order they were asked, and their answers, `REFUSED` where there is none."""
+class Answers:
+    """Queries by row number, in the order they were asked, and their labels, `REFUSED` where there is none."""
 
     rows: Indices
     labels: Indices
+    kept: npt.NDArray[np.bool_] | None = None
+    """Where a student kept its own label (interactive-gnmax), which is free; None if nowhere."""
     images: int | None = None
-    """How many images the file has a label for; None where it lists only what was asked."""
+    """How many images there were to ask about; None where the file lists only what was asked."""
     classes: tuple[str, ...] | None = None
-    """The classes in the order in which the answers number them, where the file says so."""
+    """The classes in the order in which the labels number them, where the file says so."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -42,20 +40,62 @@ class Asked:
     def answered(self) -> npt.NDArray[np.bool_]:
         return np.asarray(self.labels != REFUSED)
 
-    def first(self, queries: int) -> Asked:
+    @property
+    def by_teachers(self) -> npt.NDArray[np.bool_]:
+        """Where the teachers' noisy vote gave the label. Only these cost more than the check."""
+        return self.answered if self.kept is None else self.answered & ~self.kept
+
+    def first(self, queries: int) -> Answers:
         """The first queries, and no more."""
         if not 1 <= queries <= len(self):
-            raise PrivacyError(f"--queries {queries}: the answers are to {len(self):,} queries")
-        return replace(self, rows=self.rows[:queries], labels=self.labels[:queries])
+            raise PrivacyError(f"queries={queries}: the answers are to {len(self):,} queries")
+        kept = None if self.kept is None else self.kept[:queries]
+        return replace(self, rows=self.rows[:queries], labels=self.labels[:queries], kept=kept)
 
 
-def authors() -> Asked:
+def collect(given: Mapping[int, Answer], images: int, classes: Sequence[str] | None = None) -> Answers:
+    """Answers by row as one object. `images` are all that could have been asked about."""
+    return Answers(
+        np.array(list(given), np.int64),
+        np.array([answer.label for answer in given.values()], np.int64),
+        np.array([answer.source == "student" for answer in given.values()], bool),
+        images,
+        None if classes is None else tuple(classes),
+    )
+
+
+def authors() -> Answers:
     """The authors' answers to the first 250 queries, 138 of them answered."""
-    labels = [REFUSED if c == "." else int(c) for c in AUTHORS]
-    return Asked(np.arange(len(labels)), np.array(labels, np.int64))
+    labels = [REFUSED if c == "." else int(c) for c in ANSWERS]
+    return Answers(np.arange(len(labels)), np.array(labels, np.int64))
 
 
-def read(path: Path) -> Asked:
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def to_json(answers: Answers) -> str:
+    """A label for every image, -1 where it was refused or not asked; the queries in order; the rows kept, if any."""
+    labels = np.full(answers.images or 0, REFUSED)
+    labels[answers.rows] = answers.labels
+    record: dict[str, Any] = {"label": labels.tolist(), "queries": answers.rows.tolist()}
+    if answers.kept is not None and answers.kept.any():
+        record["kept"] = answers.rows[answers.kept].tolist()
+    if answers.classes is not None:
+        record["classes"] = list(answers.classes)
+    return json.dumps(record) + "\n"
+
+
+def to_csv(answers: Answers) -> str:
+    """A line for every query asked."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["query", "label", "source"])
+    source = np.where(answers.by_teachers, "teachers", np.where(answers.answered, "student", ""))
+    writer.writerows(zip(answers.rows.tolist(), answers.labels.tolist(), source.tolist(), strict=True))
+    return text.getvalue()
+
+
+def read(path: Path) -> Answers:
     """Answers from what `pate label` wrote (JSON or CSV), from its ledger (.jsonl), or from a label for every image.
 
     The last is the format of the authors' noisy labels: `{"label": [...]}`, -1 where refused, every image asked in
@@ -63,11 +103,10 @@ def read(path: Path) -> Asked:
     """
     if path.suffix == ".jsonl":
         return _read_ledger(path)
-    if (by_row := read_answers_by_row(path)) is not None:
-        return _asked(path, list(by_row), [label for label, _ in by_row.values()])
+    if (by_row := _read_by_row(path)) is not None:
+        return _checked(path, list(by_row), [answer.label for answer in by_row.values()])
     labels = read_integers(path)
-    about = read_json(path) if path.suffix == ".json" else {}
-    about = about if isinstance(about, dict) else {}
+    about = _about(path)
     rows, classes = about.get("queries"), about.get("classes")
     if rows is None:
         rows = list(range(len(labels)))
@@ -75,84 +114,124 @@ def read(path: Path) -> Asked:
         raise PrivacyError(f'{path}: "queries" must be row numbers of its {len(labels):,} labels')
     if classes is not None and not (isinstance(classes, list) and all(isinstance(c, str) for c in classes)):
         raise PrivacyError(f'{path}: "classes" must be a list of names')
-    found = _asked(path, rows, labels[rows].tolist())
+    found = _checked(path, rows, labels[rows].tolist())
     return replace(found, images=len(labels), classes=None if classes is None else tuple(classes))
 
 
-def _read_ledger(path: Path) -> Asked:
-    rows, labels = [], []
-    try:
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        for line in lines[1:]:
-            if "answer" in line:
-                rows.append(int(line["answer"]))
-                labels.append(int(line["label"]))
-        if "ledger" not in lines[0]:
-            raise ValueError
-    except FileNotFoundError:
-        raise PrivacyError(f"{path} does not exist") from None
-    except OSError as error:
-        raise PrivacyError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, IndexError):
-        raise PrivacyError(f"{path} is not a ledger of pate label, or it is damaged") from None
-    return _asked(path, rows, labels)
+def read_for_votes(path: Path, votes: Votes, rows: Indices) -> Answers:
+    """The answers to the queries `rows`: a label for each row of the vote file, or for each of these queries.
+
+    JSON (`{"label": [...]}` or a list), `.npy`, CSV of labels, or CSV with the columns query and label.
+    """
+    if (by_row := _read_by_row(path)) is not None:
+        missing = [row for row in rows.tolist() if row not in by_row]
+        if missing:
+            raise PrivacyError(f"{path}: no answer to query {missing[0]}")
+        found = collect({row: by_row[row] for row in rows.tolist()}, votes.queries)
+        labels, kept = found.labels, found.kept
+    else:
+        labels = read_integers(path)
+        if len(labels) not in (votes.queries, len(rows)):
+            raise PrivacyError(
+                f"{path}: {len(labels)} answers, but there are {votes.queries} rows of votes and {len(rows)} queries"
+            )
+        about = _about(path)
+        kept = np.isin(rows, about.get("kept", []))
+        if isinstance(about.get("queries"), list) and len(never := rows[~np.isin(rows, about["queries"])]):
+            raise PrivacyError(f"{path}: no answer to query {never[0]}")
+        labels = labels[rows] if len(labels) == votes.queries else labels
+    if ((labels < REFUSED) | (labels >= votes.classes)).any():
+        raise PrivacyError(f"{path}: answers must be -1 (refused) or a class 0..{votes.classes - 1}")
+    return Answers(rows, labels, kept)
 
 
-def _asked(path: Path, rows: Sequence[int], labels: Sequence[int]) -> Asked:
+def _read_by_row(path: Path) -> dict[int, Answer] | None:
+    """Answers of a CSV with the columns query and label (and source), if it is one."""
+    if path.suffix in (".json", ".npy", ".npz"):
+        return None
+
+    def load() -> dict[int, Answer] | None:
+        with path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            if not {"query", "label"} <= set(reader.fieldnames or ()):
+                return None
+            return {int(line["query"]): Answer(int(line["label"]), line.get("source") or "") for line in reader}
+
+    return open_file(path, load)
+
+
+def _about(path: Path) -> dict[str, Any]:
+    """What `pate label` writes beside the labels: the rows asked, those a student kept, the classes."""
+    content = read_json(path) if path.suffix == ".json" else None
+    return content if isinstance(content, dict) else {}
+
+
+def _read_ledger(path: Path) -> Answers:
+    def load() -> tuple[list[int], list[int]]:
+        try:
+            header, *lines = map(json.loads, path.read_text().splitlines())
+            if "ledger" not in header:
+                raise ValueError
+            answers = [line for line in lines if "answer" in line]
+            return [int(line["answer"]) for line in answers], [int(line["label"]) for line in answers]
+        except (ValueError, KeyError, TypeError):
+            raise PrivacyError(f"{path} is not a ledger of pate label, or it is damaged") from None
+
+    return _checked(path, *open_file(path, load))
+
+
+def _checked(path: Path, rows: Sequence[int], labels: Sequence[int]) -> Answers:
     if not rows:
         raise PrivacyError(f"{path}: no queries were asked")
     if len(set(rows)) < len(rows):
         raise PrivacyError(f"{path}: a query is listed twice")
     if min(rows) < 0 or min(labels) < REFUSED:
         raise PrivacyError(f"{path}: queries are row numbers from 0, answers are classes or -1 (refused)")
-    return Asked(np.array(rows, np.int64), np.array(labels, np.int64))
+    return Answers(np.array(rows, np.int64), np.array(labels, np.int64))
 
 
-def renumber(asked: Asked, names: Sequence[str], order: str | None = None) -> Asked:
+# -- classes -----------------------------------------------------------------------------------------------------------
+
+
+def renumber(answers: Answers, names: Sequence[str], order: str | None = None) -> Answers:
     """The same answers numbered as a data set numbers its classes, which are called `names`.
 
     Args:
         order: the classes in the order in which the answers number them: "0123456789", or "cat,dog,...". By default
             what the file says. A file that does not say is taken to number classes as the data set does, unless the
-            data set's classes are numbers themselves and not in order: SVHN's first class is the digit 1, and who
-            counts from the digit 0 would be misunderstood.
+            data set's classes are numbers themselves and not in order: SVHN's first class is the digit 1, so answers
+            that count from the digit 0 would be misread.
     """
-    said = asked.classes
+    said = answers.classes
     if order is not None:
         said = tuple(part.strip() for part in order.split(",")) if "," in order else tuple(order)
-        if asked.classes is not None and asked.classes != said:
-            raise PrivacyError(f"--classes {order}: the answers say that theirs are {','.join(asked.classes)}")
-    if said is None and _misleading(names) and not _are_the_authors(asked):
+        if answers.classes is not None and answers.classes != said:
+            raise PrivacyError(f"classes={order}: the answers say that theirs are {','.join(answers.classes)}")
+    if said is None and _misleading(names) and not _are_the_authors(answers):
         in_order = "".join(sorted(names))
         raise PrivacyError(
-            f"the answers do not say which class is which: say --classes {''.join(names)} if 0 means '{names[0]}' as "
-            f"in this data set, or --classes {in_order} if 0 means '{in_order[0]}' as in the public SVHN votes"
+            f"the answers do not say which class is which: give classes={''.join(names)} if 0 means '{names[0]}' as "
+            f"in this data set, or classes={in_order} if 0 means '{in_order[0]}' as in the public SVHN votes"
         )
     said = tuple(names) if said is None else said
     if sorted(said) != sorted(names):
         raise PrivacyError(f"the answers are of the classes {','.join(said)}, but the data set has {','.join(names)}")
-    if asked.labels.max() >= len(names):
-        raise PrivacyError(f"an answer is {asked.labels.max()}, but there are {len(names)} classes")
+    if answers.labels.max() >= len(names):
+        raise PrivacyError(f"an answer is {answers.labels.max()}, but there are {len(names)} classes")
     number = np.array([*(list(names).index(name) for name in said), REFUSED])  # the last is that of -1
-    return replace(asked, labels=number[asked.labels], classes=tuple(names))
+    return replace(answers, labels=number[answers.labels], classes=tuple(names))
 
 
 def _misleading(names: Sequence[str]) -> bool:
     return all(name.isdigit() for name in names) and list(names) != [str(i) for i in range(len(names))]
 
 
-def _are_the_authors(asked: Asked) -> bool:
+def _are_the_authors(answers: Answers) -> bool:
     """Whether these are the published noisy labels, whose numbering is known."""
     known = authors()
-    count = min(len(asked), len(known))
+    count = min(len(answers), len(known))
     return (
         count >= 100
-        and np.array_equal(asked.rows[:count], known.rows[:count])
-        and np.array_equal(asked.labels[:count], known.labels[:count])
+        and np.array_equal(answers.rows[:count], known.rows[:count])
+        and np.array_equal(answers.labels[:count], known.labels[:count])
     )
-
-
-def student_part(pool: int | str, rows: Indices, answers: Indices, valid: Indices | None = None) -> dict[str, Any]:
-    """What a student run's settings keep: the size of its pool, and the answers to learn from."""
-    kept: dict[str, Any] = {"pool": pool, "rows": rows.tolist(), "answers": answers.tolist()}
-    return {"student": kept if valid is None else {**kept, "valid": valid.tolist()}}

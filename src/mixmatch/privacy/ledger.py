@@ -1,10 +1,10 @@
-"""The budget: a file of what was asked, answered and charged, which no crash and no second process can make forget.
+"""The budget: a file of what was asked, answered and charged, crash-safe and locked against a second process.
 
 A ledger is a file of JSON lines, only ever appended to. Its first line says which votes, mechanism and orders it is of.
 A query leaves two lines. "charge" is written and flushed to disk before any noise is drawn and reserves the cost of an
 answer; "answer" is written and flushed before the answer is given to anyone and settles what was spent. So a crash
 leaves either nothing (nothing was drawn), or a charge without an answer: it stays charged in full, and the query is
-answered under that charge, since nobody saw an answer. A line cut short by a crash is one that nothing followed from.
+answered under that charge, since no one has seen an answer. Nothing has followed from a line that a crash cut short.
 
 The ledger is private: its charges are computed from the votes.
 """
@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +25,7 @@ from mixmatch.errors import unknown
 from mixmatch.privacy import accountant
 from mixmatch.privacy.accountant import Accountant, Costs, Epsilon
 from mixmatch.privacy.checks import PrivacyError, check_delta, positive
-from mixmatch.privacy.mechanisms import Mechanism, Outcome, describe, noise_for
+from mixmatch.privacy.mechanisms import Answer, Mechanism, describe, noise_for
 from mixmatch.privacy.votes import Floats, Votes, array_sha256
 from mixmatch.storage import sync_folder, try_lock
 
@@ -58,13 +57,13 @@ class Budget(NamedTuple):
 class Ledger:
     """One ledger file, held against other processes from opening to closing.
 
-    `outcomes` are the answers so far by row; `open_charges` the rows charged but not yet answered.
+    `answers` are the answers so far by row; `open_charges` the rows charged but not yet answered.
     """
 
     def __init__(self, path: Path, votes: Votes, mechanism: Mechanism, probabilities: Floats | None = None) -> None:
         self.path, self.votes, self.mechanism, self.probabilities = path, votes, mechanism, probabilities
         self.orders = accountant.default_orders(mechanism)
-        self.outcomes: dict[int, Outcome] = {}
+        self.answers: dict[int, Answer] = {}
         self.open_charges: list[int] = []
         self._settled = Accountant(mechanism, self.orders)
         self._file = self._open()
@@ -78,9 +77,7 @@ class Ledger:
     def __enter__(self) -> Ledger:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
     # -- asking ----------------------------------------------------------------------------------------------------
@@ -99,34 +96,35 @@ class Ledger:
     def reserve(self, rows: Sequence[int]) -> None:
         """Charge queries, to disk, before any noise is drawn for them."""
         for row in rows:
-            if row in self.outcomes or row in self.open_charges:
+            if row in self.answers or row in self.open_charges:
                 raise PrivacyError(f"query {row} is already in {self.path}")
         of = self._costs(rows, "data-dependent")
         rdp = accountant.charged(of, "all")
         self._append([{"charge": row, "rdp": self._shown(rdp[i])} for i, row in enumerate(rows)])
         self.open_charges.extend(rows)
 
-    def settle(self, outcomes: dict[int, Outcome]) -> None:
+    def settle(self, answers: dict[int, Answer]) -> None:
         """Record answers to reserved queries, to disk, before anyone sees them. Refused ones cost the check alone."""
-        rows = list(outcomes)
+        rows = list(answers)
         for row in rows:
             if row not in self.open_charges:
                 raise PrivacyError(f"query {row} is not reserved in {self.path}")
         of = self._costs(rows, "data-dependent")
-        answered = np.array([outcome.by_teachers for outcome in outcomes.values()], dtype=bool)
+        answered = np.array([answer.by_teachers for answer in answers.values()], dtype=bool)
         rdp = accountant.charged(of, "realised", answered)
-        lines = []
-        for i, (row, outcome) in enumerate(outcomes.items()):
-            line: dict[str, Any] = {"answer": row, "label": outcome.label, "source": outcome.source}
-            lines.append(line | {"rdp": self._shown(rdp[i])})
-        self._append(lines)
-        self._add(outcomes)
-        self.outcomes.update(outcomes)
-        self.open_charges = [row for row in self.open_charges if row not in outcomes]
+        self._append(
+            [
+                {"answer": row, "label": answer.label, "source": answer.source, "rdp": self._shown(rdp[i])}
+                for i, (row, answer) in enumerate(answers.items())
+            ]
+        )
+        self._add(answers)
+        self.answers.update(answers)
+        self.open_charges = [row for row in self.open_charges if row not in answers]
 
     def epsilon(self, budget: Budget, charging: str | None = None, bound: str | None = None) -> Epsilon:
         """What has been spent, by the budget's way of charging and bound or another."""
-        if not self.outcomes and not self.open_charges:
+        if not self.answers and not self.open_charges:
             return Epsilon(0.0, float(self.orders[-1]))
         rdp = self.rdp(charging or budget.charging, bound or budget.bound)
         return accountant.to_epsilon(rdp, self.orders, budget.delta, budget.conversion)
@@ -158,7 +156,9 @@ class Ledger:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = self.path.open("ab+", buffering=0)
         except OSError as error:
-            raise PrivacyError(f"cannot write {self.path}: {error.strerror}; choose another --ledger") from None
+            raise PrivacyError(
+                f"cannot write {self.path}: {error.strerror}; choose another file with ledger="
+            ) from None
         if not try_lock(file.fileno()):
             file.close()
             raise PrivacyError(f"another process is spending from {self.path}: wait for it to end")
@@ -169,16 +169,20 @@ class Ledger:
         self._file.seek(0)
         content = self._file.read()
         end = content.rfind(b"\n") + 1
-        torn = bool(content[end:]) and not _is_whole(content[end:])
+        torn = bool(content[end:]) and _parse(content[end:]) is None
         text = content[:end] if torn else content
-        lines = [self._parse(number, line) for number, line in enumerate(text.splitlines(), 1)]
+        lines = []
+        for number, line in enumerate(text.splitlines(), 1):
+            if (parsed := _parse(line)) is None:
+                raise self._damaged(number)
+            lines.append(parsed)
         if not lines and not content.startswith(b'{"ledger"'[: len(content)]):
             raise PrivacyError(f"{self.path} is not a ledger: nothing was changed")
         if lines:
             self._check_header(lines[0])
-            for number, line in enumerate(lines[1:], 2):
-                self._replay(number, line)
-            self._add(self.outcomes)
+            for number, parsed in enumerate(lines[1:], 2):
+                self._replay(number, parsed)
+            self._add(self.answers)
         if torn:
             self._file.truncate(end)
         elif text and not text.endswith(b"\n"):
@@ -187,33 +191,27 @@ class Ledger:
             self._append([self._header()])
             sync_folder(self.path.parent)
 
-    def _parse(self, number: int, line: bytes) -> dict[str, Any]:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            value = None
-        if not isinstance(value, dict):
-            raise PrivacyError(f"line {number} of {self.path} is damaged: what was spent cannot be known from it")
-        return value
+    def _damaged(self, number: int) -> PrivacyError:
+        return PrivacyError(f"line {number} of {self.path} is damaged: what was spent cannot be known from it")
 
     def _check_header(self, found: dict[str, Any]) -> None:
         expected = self._header()
         if found.get("ledger") != FORMAT:
             raise PrivacyError(f"{self.path} is not a ledger of this version: nothing was changed")
         if found.get("votes_sha256") != expected["votes_sha256"]:
-            raise PrivacyError(f"{self.path} is the ledger of other votes: give these their own with --ledger")
+            raise PrivacyError(f"{self.path} is the ledger of other votes: give these their own with ledger=")
         for key in ("mechanism", "parameters", "baseline_sha256"):
             if found.get(key) != expected[key]:
                 raise PrivacyError(
                     f"{self.path} was begun with {key} {json.dumps(found.get(key))}, not {json.dumps(expected[key])}: "
-                    "go on with the same"
+                    "use the same"
                 )
 
     def _replay(self, number: int, line: dict[str, Any]) -> None:
         try:
             if "charge" in line:
                 row = int(line["charge"])
-                if row in self.outcomes or row in self.open_charges or not 0 <= row < self.votes.queries:
+                if row in self.answers or row in self.open_charges or not 0 <= row < self.votes.queries:
                     raise KeyError
                 self.open_charges.append(row)
             else:
@@ -221,11 +219,9 @@ class Ledger:
                 if row not in self.open_charges or not -1 <= label < self.votes.classes:
                     raise KeyError
                 self.open_charges.remove(row)
-                self.outcomes[row] = Outcome(label, source)
+                self.answers[row] = Answer(label, source)
         except (KeyError, TypeError, ValueError):
-            raise PrivacyError(
-                f"line {number} of {self.path} is damaged: what was spent cannot be known from it"
-            ) from None
+            raise self._damaged(number) from None
 
     def _append(self, lines: Sequence[dict[str, Any]]) -> None:
         """All lines or none: what a full disk left of them is taken back, since nothing followed from it yet."""
@@ -247,7 +243,9 @@ class Ledger:
         try:
             yield
         except OSError as error:
-            raise PrivacyError(f"cannot write {self.path} ({error.strerror or error}): make room and go on") from None
+            raise PrivacyError(
+                f"cannot write {self.path} ({error.strerror or error}): make room, then run it again"
+            ) from None
 
     # -- totals ----------------------------------------------------------------------------------------------------
 
@@ -256,9 +254,9 @@ class Ledger:
         probabilities = None if self.probabilities is None else self.probabilities[chosen]
         return accountant.costs(self.mechanism, self.votes.counts[chosen], self.orders, probabilities, bound)
 
-    def _add(self, outcomes: dict[int, Outcome]) -> None:
-        rows = list(outcomes)
-        answered = np.array([outcome.by_teachers for outcome in outcomes.values()], dtype=bool)
+    def _add(self, answers: dict[int, Answer]) -> None:
+        rows = list(answers)
+        answered = np.array([answer.by_teachers for answer in answers.values()], dtype=bool)
         probabilities = None if self.probabilities is None else self.probabilities[rows]
         self._settled.charge(self.votes.counts[rows], answered, probabilities)
 
@@ -266,18 +264,13 @@ class Ledger:
         return [float(rdp[np.flatnonzero(self.orders == order)[0]]) for order in SHOWN_ORDERS if order in self.orders]
 
 
-def _is_whole(line: bytes) -> bool:
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """A line of a ledger; None if it is damaged."""
     try:
-        return isinstance(json.loads(line), dict)
+        value = json.loads(line)
     except ValueError:
-        return False
-
-
-class Labeled(NamedTuple):
-    """What came of some queries: their outcomes by row, and whether the budget ended it before the last."""
-
-    outcomes: dict[int, Outcome]
-    stopped: bool
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def answer_queries(
@@ -287,13 +280,13 @@ def answer_queries(
     seed: int | None = None,
     *,
     block: int = BLOCK,
-    released: Callable[[dict[int, Outcome]], None] | None = None,
-) -> Labeled:
-    """Answer queries by row number, in order, until the next one could cross the budget.
+    released: Callable[[dict[int, Answer]], None] | None = None,
+) -> dict[int, Answer]:
+    """Answer queries by row number, in order, until the next one could cross the budget. Rows after that are left out.
 
     A row already in the ledger keeps its answer and costs nothing. Up to `block` queries share a write to disk;
     `released` is called with the answers of each block once they are recorded. With a seed, the noise of a query is a
-    function of (seed, row), so an interrupted run goes on as it would have.
+    function of (seed, row), so an interrupted run resumes as it would have continued.
     """
     budget.check()
     wanted = list(dict.fromkeys(int(row) for row in rows))
@@ -301,7 +294,7 @@ def answer_queries(
     if outside:
         raise PrivacyError(f"query {outside[0]} is not in the votes (0..{ledger.votes.queries - 1})")
     _answer_open(ledger, seed, released)
-    todo = [row for row in wanted if row not in ledger.outcomes]
+    todo = [row for row in wanted if row not in ledger.answers]
     while todo:
         chosen = todo[:block]
         chosen = chosen[: ledger.affordable(chosen, budget)]
@@ -310,16 +303,16 @@ def answer_queries(
         ledger.reserve(chosen)
         _answer_open(ledger, seed, released)
         todo = todo[len(chosen) :]
-    return Labeled({row: ledger.outcomes[row] for row in wanted if row in ledger.outcomes}, bool(todo))
+    return {row: ledger.answers[row] for row in wanted if row in ledger.answers}
 
 
-def _answer_open(ledger: Ledger, seed: int | None, released: Callable[[dict[int, Outcome]], None] | None) -> None:
+def _answer_open(ledger: Ledger, seed: int | None, released: Callable[[dict[int, Answer]], None] | None) -> None:
     if not ledger.open_charges:
         return
-    outcomes = {}
+    answers = {}
     for row in ledger.open_charges:
         probabilities = None if ledger.probabilities is None else ledger.probabilities[row]
-        outcomes[row] = ledger.mechanism.answer(ledger.votes.counts[row], noise_for(seed, row), probabilities)
-    ledger.settle(outcomes)
+        answers[row] = ledger.mechanism.answer(ledger.votes.counts[row], noise_for(seed, row), probabilities)
+    ledger.settle(answers)
     if released is not None:
-        released(outcomes)
+        released(answers)

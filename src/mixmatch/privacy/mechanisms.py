@@ -1,8 +1,8 @@
 """How a query is answered: the noisy maximum of the teachers' votes, with or without a check that they agree.
 
 LNMax is of Papernot et al. 2017 (arXiv 1610.05755), the GNMax family of Papernot et al. 2018 (arXiv 1802.08908).
-Noise comes from the operating system. A seeded generator is for experiments: whoever knows the seed can take the noise
-off again, so a published seed voids the guarantee.
+Noise comes from the operating system. A seeded generator is for experiments: anyone who knows the seed can
+remove the noise, so a published seed voids the guarantee.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mixmatch.privacy.checks import PrivacyError, positive
 from mixmatch.privacy.votes import REFUSED, Counts, Floats
 
 SEED_WARNING = (
-    "the noise is seeded: whoever learns the seed can take the noise off, so never publish it with the answers; "
+    "the noise is seeded: anyone who learns the seed can remove the noise, so never publish it with the answers; "
     "for a real release leave the seed out, and the operating system's randomness is used"
 )
 
@@ -52,7 +52,7 @@ def noise_for(seed: int | None, query: int) -> Noise:
     return SystemNoise() if seed is None else generator(seed, "pate", query)
 
 
-class Outcome(NamedTuple):
+class Answer(NamedTuple):
     """The answer to a query: a label (-1: refused) and who gave it: "teachers", "student" or "" (refused).
 
     Only a label by the teachers costs more than the check.
@@ -66,7 +66,7 @@ class Outcome(NamedTuple):
         return self.source == "teachers"
 
 
-NOBODY = Outcome(REFUSED, "")
+REFUSAL = Answer(REFUSED, "")
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class LNMax:
     def __post_init__(self) -> None:
         positive("gamma", self.gamma)
 
-    def answer(self, counts: Counts, noise: Noise, probabilities: Floats | None = None) -> Outcome:
-        return Outcome(int(np.argmax(counts + noise.laplace(0.0, 1 / self.gamma, len(counts)))), "teachers")
+    def answer(self, counts: Counts, noise: Noise, probabilities: Floats | None = None) -> Answer:
+        return Answer(int(np.argmax(counts + noise.laplace(0.0, 1 / self.gamma, len(counts)))), "teachers")
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class GNMax:
     def __post_init__(self) -> None:
         positive("sigma", self.sigma)
 
-    def answer(self, counts: Counts, noise: Noise, probabilities: Floats | None = None) -> Outcome:
-        return Outcome(_noisy_max(counts, self.sigma, noise), "teachers")
+    def answer(self, counts: Counts, noise: Noise, probabilities: Floats | None = None) -> Answer:
+        return Answer(_noisy_max(counts, self.sigma, noise), "teachers")
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ class ConfidentGNMax:
     def __post_init__(self) -> None:
         _check_threshold(self.threshold, self.sigma1, self.sigma2)
 
-    def answer(self, counts: Counts, noise: Noise, probabilities: Floats | None = None) -> Outcome:
+    def answer(self, counts: Counts, noise: Noise, probabilities: Floats | None = None) -> Answer:
         if not _passes(counts.max(), self.threshold, self.sigma1, noise):
-            return NOBODY
-        return Outcome(_noisy_max(counts, self.sigma2, noise), "teachers")
+            return REFUSAL
+        return Answer(_noisy_max(counts, self.sigma2, noise), "teachers")
 
 
 @dataclass(frozen=True)
@@ -134,14 +134,14 @@ class InteractiveGNMax:
         if not 0 < self.confidence <= 1:
             raise PrivacyError(f"confidence is {self.confidence:g}: it must lie in (0, 1]")
 
-    def answer(self, counts: Counts, noise: Noise, probabilities: Floats | None = None) -> Outcome:
+    def answer(self, counts: Counts, noise: Noise, probabilities: Floats | None = None) -> Answer:
         margin = margins(counts[None], None if probabilities is None else probabilities[None], self)[0]
         if _passes(margin, self.threshold, self.sigma1, noise):
-            return Outcome(_noisy_max(counts, self.sigma2, noise), "teachers")
+            return Answer(_noisy_max(counts, self.sigma2, noise), "teachers")
         assert probabilities is not None
         if probabilities.max() > self.confidence:
-            return Outcome(int(probabilities.argmax()), "student")
-        return NOBODY
+            return Answer(int(probabilities.argmax()), "student")
+        return REFUSAL
 
 
 Mechanism = LNMax | GNMax | ConfidentGNMax | InteractiveGNMax
@@ -162,12 +162,12 @@ def build(name: str, **parameters: float | None) -> Mechanism:
     given = {key: value for key, value in parameters.items() if value is not None}
     for key in given:
         if key not in wanted:
-            raise PrivacyError(f"--{key} does not go with {name}, which takes {_options(wanted)}")
+            raise PrivacyError(f"{key}= does not go with {name}, which takes {_names(wanted)}")
     missing = [key for key in wanted if key not in given and key != "confidence"]
     if missing and "threshold" in given and "sigma1" in missing:
-        raise PrivacyError("--threshold needs its noise: give --sigma1")
+        raise PrivacyError("threshold= needs its noise: give sigma1=")
     if missing:
-        raise PrivacyError(f"{name} needs {_options(missing)}")
+        raise PrivacyError(f"{name} needs {_names(missing)}")
     return kind(**given)
 
 
@@ -186,15 +186,15 @@ def answer_scale(mechanism: Mechanism) -> float:
 def margins(counts: Counts, probabilities: Floats | None, mechanism: Checked) -> Floats:
     """What the check compares with the threshold, for queries (N, classes): max_j n_j or max_j (n_j - M p_j).
 
-    A fraction is rounded (halves up, so that the value still moves by at most 1 between neighbours), which lets smooth
+    A fraction is rounded (halves up, so that the value still moves by at most 1 between neighbors), which lets smooth
     sensitivity be computed over whole numbers.
     """
     if isinstance(mechanism, ConfidentGNMax):
         return np.asarray(counts.max(axis=1), dtype=np.float64)
     if probabilities is None:
-        raise PrivacyError("interactive-gnmax needs a student's probabilities: give --baseline")
+        raise PrivacyError("interactive-gnmax needs a student's probabilities: give baseline=")
     teachers = counts.sum(axis=1, keepdims=True)
-    expected = np.ceil(teachers * probabilities - 0.5)  # rounded before votes come in, so that neighbours differ by 1
+    expected = np.ceil(teachers * probabilities - 0.5)  # rounded before votes come in, so that neighbors differ by 1
     return np.asarray((counts - expected).max(axis=1))
 
 
@@ -213,5 +213,5 @@ def _check_threshold(threshold: float, sigma1: float, sigma2: float) -> None:
     positive("sigma2", sigma2)
 
 
-def _options(names: list[str]) -> str:
-    return ", ".join(f"--{name}" for name in names)
+def _names(names: list[str]) -> str:
+    return ", ".join(f"{name}=" for name in names)

@@ -1,119 +1,89 @@
-"""All of PATE in one go, small enough for a CPU: teachers, answers within the ledger, students, and what it cost."""
+"""All of PATE at once, small enough for a CPU: teachers, answers within the ledger, students, and what it cost."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
+from mixmatch.data.pate import HALF, load_test, pool_rows
 from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
-from mixmatch.privacy import analysis, answers, student
+from mixmatch.privacy import analysis, student
+from mixmatch.privacy.answers import collect, to_json
 from mixmatch.privacy.ledger import Budget, Ledger, answer_queries
-from mixmatch.privacy.mechanisms import Mechanism, Outcome, describe
-from mixmatch.privacy.public import load_test
-from mixmatch.privacy.teachers import Voted, train_teachers
-from mixmatch.privacy.votes import Answers, Votes
+from mixmatch.privacy.mechanisms import Mechanism, describe
+from mixmatch.privacy.runs import RunOptions, Say, silent, write_record
+from mixmatch.privacy.teachers import Plan, train_teachers
 from mixmatch.storage import replace_durably
-from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record
 
 METHODS = ("mixmatch", "supervised")
 
 
 def run_all(
-    data: str,
+    plan: Plan,
     out: Path,
     mechanism: Mechanism,
     *,
-    teachers: int,
     queries: int,
     delta: float,
-    pool: int | str = student.HALF,
-    seed: int = 1,
     noise_seed: int | None = None,
-    teacher: dict[str, Any],
     steps: int | None = None,
-    resume: bool = False,
-    data_dir: Path | None = None,
-    device: str = "auto",
-    say: Callable[[str], None] = lambda text: None,
-    reporter: Callable[[], Reporter] | None = None,
+    options: RunOptions | None = None,
+    say: Say = silent,
 ) -> Record:
-    """Teachers on the training images of `data`, questions about its test images, students on the answers.
+    """Teachers on the training images of a data set, queries about its test images, students on the answers.
 
     Args:
+        plan: of the teachers. Its seed also decides which images of the pool are asked about, and is the students'.
         out: gets all files of `train_teachers`, the ledger, `answers.json`, `students/`, `privacy.png`, `summary.json`.
-        queries: how many images of the pool are asked about, chosen at random by the seed.
+        queries: how many images of the pool are asked about.
         noise_seed: seeds the noise of the answers, for experiments only.
-        teacher: settings of the teachers' runs.
         steps: of the students.
     """
+    options = options or RunOptions()
     budget = Budget(None, delta)
     budget.check()
-    truth = load_test(data, data_dir)[0].labels
-    in_pool = student.pool_rows(pool, len(truth))
-    if not 1 <= queries <= len(in_pool):
-        raise MixMatchError(f"--queries {queries}: the pool has {len(in_pool):,} images")
-    common: dict[str, Any] = {"resume": resume, "data_dir": data_dir, "device": device, "reporter": reporter}
-    # At random: the images of a file's beginning can be of one kind (digits: of a few writers).
-    asked_rows = generator(seed, "queries", 0).permutation(in_pool)[:queries].tolist()
-    voted = train_teachers(data, teachers, out, seed=seed, say=say, **common, **teacher)
-    outcomes = _label(voted, mechanism, asked_rows, budget, noise_seed, out)
-    privacy = _privacy(voted.votes, mechanism, outcomes, delta, truth, out)
-    asked = answers.read(out / "answers.json")
-    lesson = student.prepare(
-        f"{data}-test", asked, pool=pool, data_dir=data_dir, warn=lambda text: say(f"warning: {text}")
+    truth = load_test(plan.data, options.data_dir)[0].labels
+    pool = pool_rows(HALF, len(truth))
+    if not 1 <= queries <= len(pool):
+        raise MixMatchError(f"queries={queries}: the pool has {len(pool):,} images")
+    # At random: the first images of a file can be of one kind (digits: of a few writers).
+    rows = generator(plan.seed, "queries", 0).permutation(pool)[:queries].tolist()
+    voted = train_teachers(plan, out, options, say)
+    # The ledger keeps what was spent, so that resuming asks nothing twice.
+    with Ledger(voted.path.with_suffix(".ledger.jsonl"), voted.votes, mechanism) as ledger:
+        given = answer_queries(ledger, rows, budget, noise_seed)
+    answers = collect(given, voted.votes.queries, voted.about["classes"])
+    replace_durably(out / "answers.json", to_json(answers).encode())
+    asked = analysis.Queries(voted.votes, mechanism, answers.rows, delta, answers=answers)
+    found = analysis.analyze(asked, labels=truth, points=200)
+    analysis.plot(found.points, found.record, out / "privacy.png")
+    labels = student.prepare(
+        f"{plan.data}-test",
+        answers,
+        student.Choice(pool=HALF),
+        data_dir=options.data_dir,
+        warn=lambda text: say(f"warning: {text}"),
     )
     students = {}
     for method in METHODS:
-        say(f"the student: {method} on {lesson.about['labels']} answers")
+        say(f"the student: {method} on {labels.about['labels']} answers")
         students[method] = student.train_students(
-            lesson, out / "students", method=method, seed=seed, steps=steps, **common
+            labels, out / "students", method=method, seed=plan.seed, settings={"steps": steps}, options=options
         )
     summary = {
-        "data": data,
-        "private_images": teachers * voted.about["images_a_teacher"],
-        "teachers": teachers,
+        "data": plan.data,
+        "private_images": plan.teachers * voted.about["images_a_teacher"],
+        "teachers": plan.teachers,
         "images_a_teacher": voted.about["images_a_teacher"],
         **describe(mechanism),
-        **{name: lesson.about[name] for name in ("pool", "test", "queries", "labels", "labels_right")},
-        "plurality_right": 100 * float((voted.votes.counts[in_pool].argmax(axis=1) == truth[in_pool]).mean()),
-        "privacy": privacy,
+        **{name: labels.about[name] for name in ("pool", "test", "queries", "labels", "labels_right")},
+        "plurality_right": 100 * float((voted.votes.counts[pool].argmax(axis=1) == truth[pool]).mean()),
+        "privacy": found.record,
         "students": {
-            method: {name: found[name] for name in ("accuracy", "steps", "runs")} for method, found in students.items()
+            method: {name: about[name] for name in ("accuracy", "steps", "runs")} for method, about in students.items()
         },
         "out": str(out),
     }
-    student.write_summary(out / "summary.json", summary)
+    write_record(out / "summary.json", summary)
     return summary
-
-
-def _label(
-    voted: Voted, mechanism: Mechanism, queries: list[int], budget: Budget, seed: int | None, out: Path
-) -> dict[int, Outcome]:
-    """Ask about some images of the pool; a ledger keeps what was spent, so going on asks nothing twice."""
-    with Ledger(voted.path.with_suffix(".ledger.jsonl"), voted.votes, mechanism) as book:
-        outcomes = answer_queries(book, queries, budget, seed).outcomes
-    labels = [-1] * voted.votes.queries
-    for row, outcome in outcomes.items():
-        labels[row] = outcome.label
-    record = {"label": labels, "queries": list(outcomes), "classes": voted.about["classes"]}
-    replace_durably(out / "answers.json", (json.dumps(record) + "\n").encode())
-    return outcomes
-
-
-def _privacy(
-    votes: Votes, mechanism: Mechanism, outcomes: dict[int, Outcome], delta: float, truth: Any, out: Path
-) -> Record:
-    rows = np.array(list(outcomes), np.int64)
-    given = Answers(
-        np.array([outcome.label for outcome in outcomes.values()], np.int64),
-        np.array([outcome.by_teachers for outcome in outcomes.values()], bool),
-    )
-    found = analysis.analyze(votes, mechanism, rows, delta, answers=given, labels=truth, points=200)
-    analysis.plot(found.points, found.record, out / "privacy.png")
-    return found.record

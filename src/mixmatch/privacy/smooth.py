@@ -1,7 +1,7 @@
 """Publishing a data-dependent epsilon: smooth sensitivity and the GNSS release (Appendix B of arXiv 1802.08908).
 
 A data-dependent epsilon is computed from private votes, so it may say something about them. Added noise, scaled to how
-fast it can change from one data set to its neighbours, makes it safe to publish at a cost of its own. One Rényi order
+fast it can change from one data set to its neighbors, makes it safe to publish at a cost of its own. One Rényi order
 is fixed beforehand.
 """
 
@@ -28,7 +28,7 @@ from mixmatch.privacy.accountant import (
 )
 from mixmatch.privacy.checks import PrivacyError, check_delta, positive
 from mixmatch.privacy.mechanisms import Checked, GNMax, LNMax, Mechanism, Noise, answer_scale, margins
-from mixmatch.privacy.votes import Counts, Floats, Votes
+from mixmatch.privacy.votes import Floats, Votes
 
 
 def bound_unchecked(logq: npt.ArrayLike, sigma: float, order: float) -> Floats:
@@ -68,12 +68,12 @@ def log_q0(sigma: float, order: float) -> float:
 
 
 def log_upper(logq: npt.ArrayLike, sigma: float, classes: int) -> Floats:
-    """ln B_U(q): the largest q of a neighbour (Proposition 11)."""
+    """ln B_U(q): the largest q of a neighbor (Proposition 11)."""
     return np.minimum(0.0, _moved(logq, classes, math.sqrt(2) / sigma))
 
 
 def log_lower(logq: npt.ArrayLike, sigma: float, classes: int) -> Floats:
-    """ln B_L(q): the smallest q of a neighbour (Proposition 11)."""
+    """ln B_L(q): the smallest q of a neighbor (Proposition 11)."""
     return _moved(logq, classes, -math.sqrt(2) / sigma)
 
 
@@ -89,7 +89,7 @@ def log_q1(sigma: float, order: float, classes: int) -> float:
 
 
 def local_sensitivity(logq: npt.ArrayLike, sigma: float, order: float, classes: int) -> Floats:
-    """A bound on how much a neighbour's RDP can differ, for queries with ln q `logq` (Algorithm 3)."""
+    """A bound on how much a neighbor's RDP can differ, for queries with ln q `logq` (Algorithm 3)."""
     lq = np.asarray(logq, dtype=np.float64)
     low, high = log_q1(sigma, order, classes), log_q0(sigma, order)
     flat = (lq >= low) & (lq <= high)
@@ -181,33 +181,27 @@ def answer_is_independent(teachers: int, classes: int, sigma: float, order: floa
 
 
 def total_local_sensitivity(
-    mechanism: Mechanism, votes: Votes, order: float, weights: Floats, probabilities: Floats | None = None
+    mechanism: GNMax | Checked, votes: Votes, order: float, weights: Floats, probabilities: Floats | None = None
 ) -> Floats:
     """Local sensitivity of the total RDP at distances 0..teachers-1: check + weight * answer, summed over queries.
 
     A query may be nearer than d when another is at d, so each query counts with its largest value up to d.
     """
-    if isinstance(mechanism, LNMax):
-        raise PrivacyError("smooth sensitivity is known for the Gaussian mechanisms, not for lnmax")
     total = np.zeros(votes.teachers)
     sigma = answer_scale(mechanism)
     rows, which = np.unique(np.sort(votes.counts, axis=1), axis=0, return_inverse=True)
     if answer_is_independent(votes.teachers, votes.classes, sigma, order):
-        rows, which = rows[:0], which[:0]
-        weights = weights[:0]
+        rows, which, weights = rows[:0], which[:0], weights[:0]
     for row, weight in zip(rows, np.bincount(which.ravel(), weights=weights, minlength=len(rows)), strict=True):
         total += weight * np.maximum.accumulate(local_sensitivity_gnmax(row, sigma, order))
-    if not isinstance(mechanism, GNMax):
-        total += _checks(mechanism, votes, order, margins(votes.counts, probabilities, mechanism))
-    return total
-
-
-def _checks(mechanism: Checked, votes: Votes, order: float, margin: Floats) -> Floats:
-    total = np.zeros(votes.teachers)
+    if isinstance(mechanism, GNMax):
+        return total
+    checks = np.zeros(votes.teachers)
+    margin = margins(votes.counts, probabilities, mechanism)
     for value, times in zip(*np.unique(margin, return_counts=True), strict=True):
-        arrays = local_sensitivity_threshold(value, votes.teachers, mechanism.threshold, mechanism.sigma1, order)
-        total += times * np.maximum.accumulate(arrays)
-    return total
+        local = local_sensitivity_threshold(value, votes.teachers, mechanism.threshold, mechanism.sigma1, order)
+        checks += times * np.maximum.accumulate(local)
+    return total + checks
 
 
 def smooth_sensitivity(beta: float, local: Floats) -> float:
@@ -249,7 +243,7 @@ def choose_parameters(local: Floats, order: float) -> Parameters:
 
 
 class Release(NamedTuple):
-    """A sanitised epsilon. `epsilon` is the published number (its mean, where no noise was drawn), `sd` its noise."""
+    """A sanitized epsilon. `epsilon` is the published number (its mean, where no noise was drawn), `sd` its noise."""
 
     epsilon: float
     sd: float
@@ -261,7 +255,7 @@ class Release(NamedTuple):
     smooth_sensitivity: float
 
 
-def sanitise(
+def sanitize(
     mechanism: Mechanism,
     votes: Votes,
     order: float,
@@ -293,7 +287,11 @@ def sanitise(
             f"condition {failing} does not hold for sigma {sigma:g}, {votes.classes} classes, order {order:g}: "
             "choose another order"
         )
-    weights = _weights(mechanism, votes.counts, answered, probabilities)
+    if isinstance(answered, str):
+        expected = np.exp(log_answer_probability(votes.counts, mechanism, probabilities))
+        weights = expected if answered == "expected" else np.ones_like(expected)
+    else:
+        weights = np.asarray(answered, dtype=np.float64)
     of = costs(mechanism, votes.counts, [order], probabilities)
     # Not of.answer: for small sigma Theorem 6 also helps somewhat above q0, which the sensitivity does not cover.
     answer = of.answer[:, 0] if flat else rdp_below_q0(logq_gnmax(votes.counts, sigma), sigma, order)
@@ -308,13 +306,3 @@ def sanitise(
     drawn = 0.0 if noise is None or sd == 0 else float(noise.normal(0.0, sd, 1)[0])
     epsilon = float(epsilons(np.array([rdp + drawn + cost]), np.array([order]), delta, conversion)[0])
     return Release(epsilon, sd, cost, rdp, order, beta, sigma_ss, ss)
-
-
-def _weights(
-    mechanism: Mechanism, counts: Counts, answered: npt.NDArray[np.bool_] | str, probabilities: Floats | None
-) -> Floats:
-    if isinstance(answered, str):
-        if answered == "expected":
-            return np.exp(log_answer_probability(counts, mechanism, probabilities))
-        return np.ones(len(counts))
-    return np.asarray(answered, dtype=np.float64)

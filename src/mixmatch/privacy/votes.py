@@ -1,4 +1,4 @@
-"""What the teachers said: counts per query and class, read from `.npy`, `.npz` or CSV and checked.
+"""The teachers' votes: counts per query and class, read from `.npy`, `.npz` or CSV and checked.
 
 Only counts go further. Every check is made before anything is answered or charged.
 """
@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +66,7 @@ def from_counts(counts: npt.ArrayLike, teachers: int | None = None, *, name: str
         expected = teachers
     if (sums != expected).any():
         row = _first(sums != expected)
-        hint = "" if teachers is not None else "; for a row of labels per teacher say --votes-format labels"
+        hint = "" if teachers is not None else "; for a row of labels per teacher give votes_format=labels"
         raise PrivacyError(f"{name}: row {row} sums to {sums[row]} votes, not to the {expected} teachers{hint}")
     if expected < 1:
         raise PrivacyError(f"{name}: no teacher voted")
@@ -144,44 +144,6 @@ def read_rows(path: Path, votes: Votes) -> npt.NDArray[np.int64]:
     return rows
 
 
-class Answers(NamedTuple):
-    """What was answered to some queries: labels (-1: refused) and whether the teachers' noisy vote gave them.
-
-    With Interactive-GNMax a student may keep its own label; that answer is free.
-    """
-
-    labels: npt.NDArray[np.int64]
-    by_teachers: npt.NDArray[np.bool_]
-
-
-def read_answers(path: Path, votes: Votes, rows: npt.NDArray[np.int64]) -> Answers:
-    """The answers to the queries `rows`: a label for each row of the vote file, or for each of these queries.
-
-    JSON (`{"label": [...]}` or a list), `.npy`, CSV of labels, or CSV with the columns query and label.
-    """
-    by_row = read_answers_by_row(path)
-    if by_row is not None:
-        missing = [row for row in rows.tolist() if row not in by_row]
-        if missing:
-            raise PrivacyError(f"{path}: no answer to query {missing[0]}")
-        labels = np.array([by_row[row][0] for row in rows.tolist()], dtype=np.int64)
-        kept = np.array([by_row[row][1] == "student" for row in rows.tolist()], dtype=bool)
-    else:
-        labels = read_integers(path)
-        if len(labels) not in (votes.queries, len(rows)):
-            raise PrivacyError(
-                f"{path}: {len(labels)} answers, but there are {votes.queries} rows of votes and {len(rows)} queries"
-            )
-        about = _about_answers(path)
-        kept = np.isin(rows, about.get("kept", []))
-        if isinstance(about.get("queries"), list) and len(never := rows[~np.isin(rows, about["queries"])]):
-            raise PrivacyError(f"{path}: no answer to query {never[0]}")
-        labels = labels[rows] if len(labels) == votes.queries else labels
-    if ((labels < REFUSED) | (labels >= votes.classes)).any():
-        raise PrivacyError(f"{path}: answers must be -1 (refused) or a class 0..{votes.classes - 1}")
-    return Answers(labels, (labels != REFUSED) & ~kept)
-
-
 def read_labels(path: Path, votes: Votes) -> npt.NDArray[np.int64]:
     """The true classes, one for each row of the vote file."""
     labels = read_integers(path)
@@ -208,15 +170,15 @@ def read_integers(path: Path) -> npt.NDArray[np.int64]:
 
 def read_json(path: Path) -> Any:
     """What a JSON file holds."""
-    return _open(path, lambda: json.loads(path.read_text()))
+    return open_file(path, lambda: json.loads(path.read_text()))
 
 
 def read_matrix(path: Path, dimensions: tuple[int, ...] = (2,)) -> npt.NDArray[Any]:
     """A matrix of numbers from `.npy`, `.npz` (its only array) or CSV (a header line is skipped). No pickles."""
     if path.suffix in (".npy", ".npz"):
-        matrix = _open(path, lambda: _load_numpy(path))
+        matrix = open_file(path, lambda: _load_numpy(path))
     else:
-        matrix = _open(path, lambda: _load_csv(path))
+        matrix = open_file(path, lambda: _load_csv(path))
     if matrix.ndim not in dimensions or not matrix.size:
         raise PrivacyError(f"{path}: shape {matrix.shape}, not a matrix of numbers")
     if not (np.issubdtype(matrix.dtype, np.integer) or np.issubdtype(matrix.dtype, np.floating)):
@@ -254,28 +216,8 @@ def _load_csv(path: Path) -> npt.NDArray[np.float64]:
     return np.array(rows, dtype=np.float64)
 
 
-def read_answers_by_row(path: Path) -> dict[int, tuple[int, str]] | None:
-    """Answers of a CSV with the columns query and label (and source), if it is one."""
-    if path.suffix == ".json" or path.suffix in (".npy", ".npz"):
-        return None
-
-    def load() -> dict[int, tuple[int, str]] | None:
-        with path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            if not {"query", "label"} <= set(reader.fieldnames or ()):
-                return None
-            return {int(line["query"]): (int(line["label"]), line.get("source") or "") for line in reader}
-
-    return _open(path, load)
-
-
-def _about_answers(path: Path) -> dict[str, Any]:
-    """What `pate label` writes beside the labels: the rows asked, and those whose label the student gave itself."""
-    content = read_json(path) if path.suffix == ".json" else None
-    return content if isinstance(content, dict) else {}
-
-
-def _open(path: Path, load: Callable[[], T]) -> T:
+def open_file(path: Path, load: Callable[[], T]) -> T:
+    """What `load` reads from a file; whatever is wrong with it is one line."""
     try:
         return load()
     except FileNotFoundError:

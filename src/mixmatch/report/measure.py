@@ -1,4 +1,4 @@
-"""How good a classifier's predictions are, and which images would teach it most: pure functions of arrays.
+"""How good a classifier's predictions are, and which images to label next: pure functions of arrays.
 
 Throughout, `labels` is int (N,) and `probabilities` float (N, L) with rows that sum to 1.
 """
@@ -114,7 +114,7 @@ def confident_mistakes(probabilities: Floats, labels: Ints, most: int) -> Ints:
 
 
 def uncertainty(probabilities: Floats) -> Floats:
-    """The entropy of each prediction as a part of the largest there can be: 0 is certain, 1 is no idea. (N,)"""
+    """The entropy of each prediction as a share of the largest possible: 0 is certain, 1 a plain guess. (N,)"""
     if probabilities.shape[1] < 2:
         return np.zeros(len(probabilities))
     logs = np.log(np.clip(probabilities, 1e-300, 1.0))

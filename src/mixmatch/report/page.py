@@ -1,4 +1,4 @@
-"""The report as one HTML file: no script, nothing loaded from anywhere, readable on a phone, by day and by night."""
+"""The report as one HTML file: no script, nothing loaded from elsewhere, readable on a phone, light or dark."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import io
 from collections.abc import Iterable, Sequence
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,11 @@ from PIL import Image
 
 from mixmatch.data.user.images import visible
 from mixmatch.report import measure, svg
-from mixmatch.report.gather import SHOWN, Judged, Report, Shown, Unlabeled
+from mixmatch.report.gather import SHOWN, Evaluated, Report, Shown, Unlabeled
 from mixmatch.report.svg import Series
 from mixmatch.text import count, duration
 from mixmatch.training.evaluate import REPORTED
+from mixmatch.training.gain import Gain
 from mixmatch.training.run import Record
 
 MOST_CLASSES = 12
@@ -28,115 +30,32 @@ TABLE_ROWS = 20
 THUMBNAIL = 96
 """Pixels; larger images are made smaller."""
 
+NOT_OF_THE_METHOD = ("step", "seconds", "test_error", "test_loss", "valid_error", "valid_loss")
+"""What every evaluation records; its other metrics are the method's."""
+
 CURVES = {
     "confidence": "confidence of the guesses",
-    "loss": "loss, all together",
+    "loss": "total loss",
     "loss_x": "loss of the labeled images",
     "loss_u": "loss of the unlabeled images",
     "entropy": "entropy of the predictions",
 }
 
-STYLE = """
-:root { color-scheme: light dark; --paper: #fff; --card: #f6f7f8; --ink: #1b1f24; --soft: #59626d; --rule: #d9dee3;
-  --model: #0b62a8; --baseline: #b04a00; --good: #0a7a4b; --model-rgb: 11 98 168; --bad-rgb: 213 94 0; }
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #14171a; --card: #1d2125; --ink: #e8eaed; --soft: #a3acb6; --rule: #363c43;
-    --model: #6cb6f5; --baseline: #f59b57; --good: #4fcf97; --model-rgb: 80 160 235; --bad-rgb: 240 125 40; } }
-* { box-sizing: border-box; }
-html { -webkit-text-size-adjust: 100%; }
-body { margin: 0; background: var(--paper); color: var(--ink); overflow-wrap: anywhere;
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
-main { max-width: 68rem; margin: 0 auto; padding: 1rem 1rem 3rem; }
-h1, h2 { line-height: 1.25; margin: 0; text-wrap: balance; }
-h1 { font-size: 1.05rem; font-weight: 600; color: var(--soft); }
-h2 { font-size: 1.15rem; font-weight: 650; }
-p { margin: .4rem 0; max-width: 44rem; }
-.soft, figcaption, caption { color: var(--soft); font-size: .875rem; }
-.verdict { margin: .75rem 0 1.5rem; }
-.verdict > p:first-child { font-size: 1.2rem; line-height: 1.4; }
-.numbers { display: flex; flex-wrap: wrap; gap: .5rem 2.25rem; align-items: end; margin: 1rem 0 .25rem; }
-.numbers > div { line-height: 1.2; }
-.numbers b { display: block; font-size: 2.1rem; font-weight: 650; font-variant-numeric: tabular-nums; }
-.numbers .interval { flex: 1 1 16rem; max-width: 26rem; }
-b.model { color: var(--model); } b.baseline { color: var(--baseline); }
-.grid { display: grid; gap: 1rem; grid-template-columns: minmax(0, 1fr); }
-section { background: var(--card); border-radius: .6rem; padding: .9rem 1rem 1rem; min-width: 0; }
-@media (min-width: 56rem) { .grid { grid-template-columns: repeat(2, minmax(0, 1fr)); } .wide { grid-column: 1 / -1; }
-  main { padding: 2rem 2rem 4rem; } section { padding: 1.1rem 1.35rem 1.35rem; } .verdict > p:first-child {
-  font-size: 1.4rem; } }
-figure { margin: .5rem 0 0; }
-svg { display: block; width: 100%; max-width: 34rem; height: auto; overflow: visible; }
-svg text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: var(--soft);
-  font-variant-numeric: tabular-nums; }
-svg text.name { font-weight: 600; } svg text.model { fill: var(--model); } svg text.baseline { fill: var(--baseline); }
-svg .grid { stroke: var(--rule); stroke-width: 1; } svg .axis { stroke: var(--soft); stroke-width: 1; }
-svg .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
-svg .line.model { stroke: var(--model); } svg .line.baseline { stroke: var(--baseline); stroke-dasharray: 6 3; }
-svg .dot.model { fill: var(--model); } svg .dot.baseline { fill: var(--baseline); }
-svg rect.model { fill: var(--model); } svg rect.quiet { fill: var(--soft); }
-svg rect.over { fill: rgb(var(--bad-rgb) / .45); stroke: var(--baseline); stroke-width: 1; }
-svg rect.under { fill: rgb(var(--model-rgb) / .15); stroke: var(--model); stroke-width: 1; }
-svg .ideal { stroke: var(--ink); stroke-width: 1.25; stroke-dasharray: 3 3; }
-svg .span { stroke-width: 4; stroke-linecap: round; } svg .span.good { stroke: var(--good); }
-svg .dot.good { fill: var(--good); } svg .span.bad { stroke: var(--baseline); } svg .dot.bad { fill: var(--baseline); }
-svg .span.even { stroke: var(--soft); } svg .dot.even { fill: var(--soft); }
-.three { display: grid; gap: .75rem 1.5rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 14rem), 1fr)); }
-.three svg { max-width: 18rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .875rem; }
-th { font-weight: 600; text-align: left; }
-.scores { width: 100%; margin-top: .5rem; }
-.scores th, .scores td { padding: .28rem .3rem; border-bottom: 1px solid var(--rule); vertical-align: baseline; }
-.scores td { text-align: right; white-space: nowrap; }
-.scores thead th { color: var(--soft); text-align: right; overflow-wrap: normal; vertical-align: bottom; }
-.scores thead th:first-child { text-align: left; }
-@media (max-width: 30rem) { .scores .spare { display: none; } section { padding: .8rem .8rem .9rem; } }
-.scores tbody th { font-weight: 500; min-width: 3.5rem; }
-.bar { position: relative; } .bar i { position: absolute; right: .3rem; bottom: 0; height: 3px;
-  background: rgb(var(--bad-rgb)); border-radius: 2px 2px 0 0; }
-.confusion { margin-top: .5rem; }
-.confusion td { min-width: 1.72rem; height: 1.72rem; padding: 0 .15rem; text-align: center;
-  border: 1px solid var(--card); border-radius: 3px; }
-@media (min-width: 56rem) { .confusion td { min-width: 2.15rem; height: 2rem; } }
-.confusion td.zero { color: var(--soft); opacity: .55; }
-.confusion th { padding: .1rem .4rem .1rem 0; font-weight: 500; text-align: right; }
-.confusion tbody th { position: sticky; left: 0; background: var(--card); max-width: 6.5rem; overflow: hidden;
-  text-overflow: ellipsis; white-space: nowrap; }
-.confusion thead th { text-align: center; vertical-align: bottom; padding: .1rem 0 .25rem; }
-.confusion thead th.long span { writing-mode: vertical-rl; transform: rotate(180deg); max-height: 8rem;
-  display: inline-block; overflow: hidden; text-align: left; white-space: nowrap; }
-.thumbs { display: grid; gap: .9rem .8rem; margin: .75rem 0 0; padding: 0; list-style: none;
-  grid-template-columns: repeat(auto-fill, minmax(6.3rem, 1fr)); }
-.thumbs img { display: block; width: 100%; max-width: 6.5rem; aspect-ratio: 1; object-fit: contain;
-  border-radius: .3rem; background: #000; }
-.thumbs img.tiny { image-rendering: pixelated; }
-.thumbs div { font-size: .8rem; line-height: 1.3; margin-top: .25rem; } .thumbs .file { color: var(--soft); }
-.key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; vertical-align: -.06em; }
-.key.model { background: var(--model); } .key.over { background: rgb(var(--bad-rgb) / .45);
-  border: 1px solid var(--baseline); } .key.under { background: rgb(var(--model-rgb) / .15);
-  border: 1px solid var(--model); }
-details { margin-top: .75rem; } summary { cursor: pointer; }
-.settings th, .settings td { padding: .15rem 1.25rem .15rem 0; font-weight: 400; vertical-align: top; }
-.settings th { color: var(--soft); white-space: nowrap; }
-@media print { section { break-inside: avoid; } }
-"""
+STYLE = files("mixmatch.report").joinpath("style.css").read_text(encoding="utf-8")
 
 
 def render(report: Report) -> str:
     """The whole page."""
-    record, judged = report.record, report.judged
+    record, evaluated = report.record, report.evaluated
     labeled, unlabeled = record["split"]["labeled"], record["split"]["unlabeled"]
-    data = Path(record["data"]).resolve().name if report.own else record["data"]
-    about = f"{data}: {record['method']}, {count(labeled, 'label')}, {count(unlabeled, f'unlabeled {report.noun}')}"
+    data = Path(record["data"]).resolve().name if report.user_data else record["data"]
+    about = f"{data}: {_method(report)}, {count(labeled, 'label')}, {count(unlabeled, f'unlabeled {report.noun}')}"
     sections = [
-        *(
-            [_errors(report), _confusion(report, judged), _classes(report, judged), _calibration(report, judged)]
-            if judged
-            else []
-        ),
-        _guesses(report),
-        *([_mistakes(report, judged)] if judged else []),
-        _worth(report, report.unlabeled),
+        _errors(report),
+        *(part(report, evaluated) for part in (_confusion, _classes, _calibration) if evaluated),
+        _training(report),
+        _mistakes(report, evaluated) if evaluated else "",
+        _suggestions(report, report.unlabeled),
         _settings(report),
     ]
     return (
@@ -155,81 +74,74 @@ def render(report: Report) -> str:
 def _verdict(report: Report) -> str:
     headline, colon, rest = _unbroken(report.verdict).partition(": ")
     parts = [f"<p><strong>{escape(headline)}</strong>{colon}{escape(rest)}</p>"]
-    brought, judged = report.gain, report.judged
-    if brought is not None:
-        label = f"difference {brought.baseline - brought.error:+.1f} points, {brought.low:+.1f} to {brought.high:+.1f}"
-        method = escape(str(report.record["method"]))
-        parts.append(
-            '<div class="numbers">'
-            f'<div><b class="model">{brought.error:.1f} %</b><span class="soft">test error, {method}</span></div>'
-            f'<div><b class="baseline">{brought.baseline:.1f} %</b><span class="soft">labels alone</span></div>'
-            f'<div class="interval">{svg.interval(brought.low, brought.high, brought.baseline - brought.error, label)}'
-            f'<span class="soft">error saved by the unlabeled {report.noun}s, with its 95&nbsp;% interval</span></div>'
-            "</div>"
+    if report.evaluated is None:
+        note = (
+            f"Without test {report.noun}s there are no errors, confusions or calibration to show. What follows is what "
+            f"training saw, and which {report.noun}s to label next."
         )
-    elif judged is None:
-        parts.append(
-            f'<p class="soft">Without test {report.noun}s there are no errors, confusions or calibration to show. What '
-            f"follows is what training saw, and which {report.noun}s to label next.</p>"
-        )
+        parts.append(f'<p class="soft">{escape(note)}</p>')
+    elif report.gain is not None:
+        parts.append(_gain(report, report.gain))
     else:
-        basis = f"It is {report.basis}."
-        alone = (
-            ""
-            if report.record["method"].startswith("supervised")
-            else " This run has no baseline beside it, so what the unlabeled data brought cannot be told."
-        )
-        parts.append(f'<p class="soft">{escape(basis + alone)}</p>')
+        note = report.basis.sentence
+        if report.uses_unlabeled:
+            note += f" Without a baseline beside this run, the gain from the unlabeled {report.noun}s is not known."
+        parts.append(f'<p class="soft">{escape(note)}</p>')
     return f'<div class="verdict">{"".join(parts)}</div>'
+
+
+def _gain(report: Report, gain: Gain) -> str:
+    label = f"difference {gain.points:+.1f} points, {gain.low:+.1f} to {gain.high:+.1f}"
+    return (
+        '<div class="numbers">'
+        f'<div><b class="model">{gain.error:.1f} %</b><span class="soft">test error, {escape(_method(report))}</span>'
+        f'</div><div><b class="baseline">{gain.baseline:.1f} %</b><span class="soft">labels alone</span></div>'
+        f'<div class="interval">{svg.interval(gain.low, gain.high, gain.points, label)}'
+        f'<span class="soft">error saved by the unlabeled {report.noun}s, with its 95&nbsp;% interval</span></div>'
+        "</div>"
+    )
 
 
 def _errors(report: Report) -> str:
     series = []
-    for metrics, name, style in (
-        (report.baseline, "labels alone", "baseline"),
-        (report.metrics, report.record["method"], "model"),
-    ):
-        points = _points(metrics, "test_error")
-        if points:
+    ours = _short(_method(report))
+    for metrics, name, style in ((report.baseline, "labels alone", "baseline"), (report.metrics, ours, "model")):
+        if points := _points(metrics, "test_error"):
             series.append(Series(name, points, style, f"{points[-1][1]:.1f} %"))
     if not series:
         return ""
     record = report.record
-    told = ", ".join(f"{s.name} ends at {s.value}" for s in series)
+    ends = ", ".join(f"{s.name} ends at {s.value}" for s in series)
     if record["median_of"] == REPORTED:
         of = f"the last {REPORTED} evaluations, the number the paper reports,"
     else:
         of = f"all {record['median_of']} evaluations"
     median = f"The median of {of} is {record['error']:.2f} %." if record["median_of"] > 1 else ""
-    chart = svg.line_chart(series, f"Test error over steps: {told}", height=270, unit="%")
+    chart = svg.line_chart(series, f"Test error over steps: {ends}", height=270, unit="%")
     return _section("Test error over steps", f"<figure>{chart}</figure>", note=median)
 
 
-def _confusion(report: Report, judged: Judged) -> str:
-    counts, classes = judged.confusion, report.classes
+def _confusion(report: Report, evaluated: Evaluated) -> str:
+    counts, classes = evaluated.confusion, report.classes
     kept = measure.most_confused(counts, MOST_CLASSES)
-    worst = ", ".join(f"{classes[t]} for {classes[p]} ({n:,}×)" for t, p, n in measure.top_mistakes(counts, 3))
+    worst = ", ".join(f"{classes[t]} taken for {classes[p]} ({n:,}×)" for t, p, n in measure.top_mistakes(counts, 3))
     note = "Rows are the true classes, columns the predicted ones. "
-    note += f"Most often taken: {worst}." if worst else "There is no mistake at all."
+    note += f"The most frequent mistakes: {worst}." if worst else "There are no mistakes."
     if len(kept) < len(classes):
         inside = int(counts[np.ix_(kept, kept)].sum() - counts[kept, kept].sum())
         note += (
-            f" Only {len(kept)} of the {len(classes)} classes are shown, those most often taken for one another: "
-            f"{inside:,} of the {judged.wrong:,} mistakes."
+            f" Only {len(kept)} of the {len(classes)} classes are shown, those most often confused: "
+            f"{inside:,} of the {evaluated.wrong:,} mistakes."
         )
     long = ' class="long"' if max(len(classes[c]) for c in kept) > 3 else ""
     head = "".join(f'<th scope="col"{long}><span>{escape(_short(classes[c]))}</span></th>' for c in kept)
-    rows = "".join(
+    rows = (
         f'<tr><th scope="row" title="{escape(classes[t])}">{escape(_short(classes[t]))}</th>'
         + "".join(_cell(counts, int(t), int(p)) for p in kept)
         + "</tr>"
         for t in kept
     )
-    table = (
-        '<div class="scroll"><table class="confusion">'
-        f"<thead><tr><td></td>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-    )
-    return _section("What is taken for what", table, note=note)
+    return _section("Confusion matrix", _table("confusion", rows, f"<td></td>{head}"), note=note)
 
 
 def _cell(counts: measure.Ints, true: int, predicted: int) -> str:
@@ -241,12 +153,12 @@ def _cell(counts: measure.Ints, true: int, predicted: int) -> str:
     return f'<td style="background:rgb(var(--{color}-rgb) / {strength:.2f})">{n:,}</td>'
 
 
-def _classes(report: Report, judged: Judged) -> str:
-    order = sorted(range(len(report.classes)), key=lambda c: -(judged.scores[c].error or 0.0))
-    worst = max((s.error or 0.0 for s in judged.scores), default=0.0) or 1.0
+def _classes(report: Report, evaluated: Evaluated) -> str:
+    order = sorted(range(len(report.classes)), key=lambda c: -(evaluated.scores[c].error or 0.0))
+    worst = max((s.error or 0.0 for s in evaluated.scores), default=0.0) or 1.0
     rows = []
     for c in order:
-        s = judged.scores[c]
+        s = evaluated.scores[c]
         bar = f'{_percent(s.error)}<i style="width:{90 * (s.error or 0) / worst:.1f}%"></i>'
         rows.append(
             f'<tr><th scope="row">{escape(report.classes[c])}</th><td class="spare">{report.labels[c]:,}</td>'
@@ -256,112 +168,96 @@ def _classes(report: Report, judged: Judged) -> str:
     head = '<th scope="col">class</th><th scope="col" class="spare">labels</th>' + "".join(
         f'<th scope="col">{name}</th>' for name in (f"{report.noun}s", "error", "precision", "recall")
     )
-
-    def table(part: Sequence[str]) -> str:
-        return (
-            f'<div class="scroll"><table class="scores"><thead><tr>{head}</tr></thead>'
-            f"<tbody>{''.join(part)}</tbody></table></div>"
-        )
-
-    body = table(rows[:TABLE_ROWS])
+    body = _table("scores", rows[:TABLE_ROWS], head)
     if len(rows) > TABLE_ROWS:
         others = f"<summary>the other {len(rows) - TABLE_ROWS} classes</summary>"
-        body += f"<details>{others}{table(rows[TABLE_ROWS:])}</details>"
+        body += f"<details>{others}{_table('scores', rows[TABLE_ROWS:], head)}</details>"
     note = (
-        f"In percent of the test {report.noun}s, worst first. Precision: of the {report.noun}s given this class, how "
-        f"many are of it. Recall: of its {report.noun}s, how many are found."
+        f"In percent of the test {report.noun}s, worst first. Precision: of the {report.noun}s predicted as a class, "
+        f"how many belong to it. Recall: of the {report.noun}s of a class, how many are found."
     )
     return _section("Class by class", body, note=note)
 
 
-def _calibration(report: Report, judged: Judged) -> str:
-    found = judged.calibration
+def _calibration(report: Report, evaluated: Evaluated) -> str:
+    found = evaluated.calibration
     apart = 100 * (found.confidence - found.accuracy)
-    if abs(apart) < 1:
-        sense = "On the whole its confidence is about right."
-    else:
-        sense = (
-            f"On the whole it is {abs(apart):.1f} points {'too sure' if apart > 0 else 'less sure than it is right'}."
-        )
+    sense = "On the whole its confidence is about right."
+    if abs(apart) >= 1:
+        way = "too sure" if apart > 0 else "less sure than it is right"
+        sense = f"On the whole it is {abs(apart):.1f} points {way}."
     note = (
         f"Expected calibration error {100 * found.error:.1f} % ({measure.BINS} bins of equal width): how far, on "
         f"average, the confidence of a prediction is from how often such predictions are right. {sense}"
     )
-    told = f"Reliability diagram, expected calibration error {100 * found.error:.1f} %"
-    chart = svg.reliability(found.bins, told, noun=report.noun)
+    label = f"Reliability diagram, expected calibration error {100 * found.error:.1f} %"
+    chart = svg.reliability(found.bins, label, noun=report.noun)
     key = (
         '<figcaption><span class="key model"></span> right, as expected &nbsp; <span class="key over"></span> too sure '
         '&nbsp; <span class="key under"></span> right more often than it thinks. On the dashed line it is as sure as '
         "it is right.</figcaption>"
     )
-    return _section("Is it as sure as it is right?", f"<figure>{chart}{key}</figure>", note=note)
+    return _section("Calibration: is it as sure as it is right?", f"<figure>{chart}{key}</figure>", note=note)
 
 
-def _guesses(report: Report) -> str:
-    apart = ("step", "seconds", "test_error", "test_loss", "valid_error", "valid_loss")
-    names = dict.fromkeys(name for m in report.metrics for name in m if name not in apart)
+def _training(report: Report) -> str:
+    """Charts of every metric of the method, whatever it is called."""
+    names = dict.fromkeys(name for m in report.metrics for name in m if name not in NOT_OF_THE_METHOD)
     ordered = sorted(names, key=lambda name: (list(CURVES).index(name) if name in CURVES else len(CURVES), name))
     charts = []
     for name in ordered:
-        points = _points(report.metrics, name)
-        if points:
-            title = CURVES.get(name, name).replace("image", report.noun)
-            top = 1.0 if name == "confidence" else None
+        if points := _points(report.metrics, name):
+            title = CURVES[name].replace("image", report.noun) if name in CURVES else name
+            top = 1.0 if name == "confidence" else 0.0
             last = Series(f"{points[-1][1]:.3g}", points, "model")
             chart = svg.line_chart([last], f"{title}, over steps", width=270, height=165, top=top)
             charts.append(f"<figure><figcaption>{escape(title)}</figcaption>{chart}</figure>")
     if not charts:
         return ""
+    title, notes = "Losses and other metrics", []
     if "confidence" in names:
         title = f"The guesses for unlabeled {report.noun}s, and the losses"
-        note = "Confidence is the mean of the largest probability of each guess; 1 is sure, not necessarily right."
-    else:
-        title, note = "The loss", f"The method {report.record['method']} guesses no labels."
-    right = report.unlabeled.right
-    if right is not None:
-        note += (
-            f" At the end {right:.1f} % of the unlabeled {report.noun}s {_looked_at(report.unlabeled)}are predicted "
-            "right: this data set knows their classes, training did not."
+        notes.append("Confidence is the mean of the largest probability of each guess; 1 is sure, not always right.")
+    if not report.uses_unlabeled:
+        notes.append(f"The method {_method(report)} learns from the labels alone.")
+    if report.unlabeled.right is not None:
+        notes.append(
+            f"At the end {report.unlabeled.right:.1f} % of the unlabeled {report.noun}s {_of_sample(report.unlabeled)}"
+            "are predicted right: the data set has their labels, but training did not see them."
         )
-    return _section(title, f'<div class="three">{"".join(charts)}</div>', note=note, wide=True)
+    return _section(title, f'<div class="three">{"".join(charts)}</div>', note=" ".join(notes), wide=True)
 
 
-def _mistakes(report: Report, judged: Judged) -> str:
-    if not judged.mistakes:
-        return _section(
-            "Most confident mistakes", "", note=f"There are none: every test {report.noun} is right.", wide=True
-        )
-    what = "file" if report.own else "row"
-    note = f"The surest first, {len(judged.mistakes):,} of {judged.wrong:,}. A label may be wrong, too."
-    items = (
-        f"{_thumbnail(s, report.own)}<div>said <b>{escape(s.predicted)}</b> {_sure(s.probability)}<br>"
-        f'is <b>{escape(s.true or "")}</b><br><span class="file">{_file(s, what)}</span></div>'
-        for s in judged.mistakes
-    )
-    return _section("Most confident mistakes", _list(items), note=note, wide=True)
-
-
-def _worth(report: Report, unlabeled: Unlabeled) -> str:
-    title = "Worth labeling next"
-    if not unlabeled.worth:
-        return _section(title, "", note=f"There are no unlabeled {report.noun}s.", wide=True)
-    what = "file" if report.own else "row"
-    shown = unlabeled.worth[:SHOWN]
-    note = (
-        f"Unlabeled {report.noun}s {_looked_at(unlabeled)}that the model is unsure of and that differ from one "
-        "another, so that no two teach the same. Uncertainty is the entropy of the prediction: 0 is certain, 100 no "
-        "idea. "
-    )
-    if len(unlabeled.worth) > len(shown):
-        note += f"These are the first {len(shown)} of {len(unlabeled.worth)} in label-next.csv."
-    else:
-        note += "They are listed in label-next.csv."
-    items = (
-        f"{_thumbnail(s, report.own)}<div><b>{escape(s.predicted)}?</b> {_sure(s.probability)}<br>"
-        f'uncertainty {100 * (s.score or 0):.0f}<br><span class="file">{_file(s, what)}</span></div>'
+def _mistakes(report: Report, evaluated: Evaluated) -> str:
+    title, shown = "Most confident mistakes", evaluated.mistakes
+    if not shown:
+        return _section(title, "", note=f"There are none: every test {report.noun} is right.", wide=True)
+    note = f"The most confident first, {len(shown):,} of {evaluated.wrong:,}. Some of the labels may be wrong."
+    texts = (
+        f"predicted <b>{escape(s.predicted)}</b> {_sure(s.probability)}<br>true class <b>{escape(s.true or '')}</b>"
         for s in shown
     )
-    return _section(title, _list(items), note=note, wide=True)
+    return _section(title, _thumbnails(report, shown, texts), note=note, wide=True)
+
+
+def _suggestions(report: Report, unlabeled: Unlabeled) -> str:
+    title = "Worth labeling next"
+    if not unlabeled.suggestions:
+        return _section(title, "", note=f"There are no unlabeled {report.noun}s.", wide=True)
+    shown = unlabeled.suggestions[:SHOWN]
+    note = (
+        f"Unlabeled {report.noun}s {_of_sample(unlabeled)}that the model is unsure of and that differ from one "
+        "another, so that each label adds something new. Uncertainty is the entropy of the prediction: 0 is certain, "
+        "100 a plain guess. "
+    )
+    if len(unlabeled.suggestions) > len(shown):
+        note += f"These are the first {len(shown)} of {len(unlabeled.suggestions)} in label-next.csv."
+    else:
+        note += "They are listed in label-next.csv."
+    texts = (
+        f"<b>{escape(s.predicted)}?</b> {_sure(s.probability)}<br>uncertainty {100 * (s.score or 0):.0f}" for s in shown
+    )
+    return _section(title, _thumbnails(report, shown, texts), note=note, wide=True)
 
 
 def _plain(value: object) -> str:
@@ -386,14 +282,14 @@ def _settings(report: Report) -> str:
         *hardware.items(),
         *record["versions"].items(),
     ]
-    body = "".join(
+    body = (
         f'<tr><th scope="row">{escape(str(name).replace("_", " "))}</th><td>{escape(_plain(value))}</td></tr>'
         for name, value in rows
         if value not in (None, "")
     )
     return (
-        '<section class="wide"><details><summary>Settings and hardware</summary><div class="scroll">'
-        f'<table class="settings"><tbody>{body}</tbody></table></div></details></section>'
+        '<section class="wide"><details><summary>Settings and hardware</summary>'
+        f"{_table('settings', body)}</details></section>"
     )
 
 
@@ -401,9 +297,14 @@ def _settings(report: Report) -> str:
 
 
 def _section(title: str, body: str, note: str = "", wide: bool = False) -> str:
-    said = f'<p class="soft">{escape(_unbroken(note))}</p>' if note else ""
+    intro = f'<p class="soft">{escape(_unbroken(note))}</p>' if note else ""
     kind = ' class="wide"' if wide else ""
-    return f"<section{kind}><h2>{escape(title)}</h2>{said}{body}</section>"
+    return f"<section{kind}><h2>{escape(title)}</h2>{intro}{body}</section>"
+
+
+def _table(kind: str, rows: Iterable[str], head: str = "") -> str:
+    top = f"<thead><tr>{head}</tr></thead>" if head else ""
+    return f'<div class="scroll"><table class="{kind}">{top}<tbody>{"".join(rows)}</tbody></table></div>'
 
 
 def _unbroken(text: str) -> str:
@@ -415,40 +316,40 @@ def _points(metrics: Sequence[Record], name: str) -> list[tuple[float, float]]:
     return [(float(m["step"]), float(m[name])) for m in metrics if isinstance(m.get(name), (int, float))]
 
 
+def _method(report: Report) -> str:
+    """The method's name; of one from outside the package, the name of its class."""
+    return str(report.record["method"]).removeprefix("custom:")
+
+
 def _percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.1f}"
 
 
 def _sure(probability: float) -> str:
-    """Never 100 %: a mistake was not certain, it was rounded."""
+    """Never 100 %: no prediction is certain, even if it rounds to that."""
     return ">99.9\u00a0%" if probability > 0.9995 else f"{100 * probability:.1f}\u00a0%"
 
 
-def _file(shown: Shown, what: str) -> str:
-    return escape(shown.name if what == "file" else f"{what} {shown.name}")
-
-
-def _looked_at(unlabeled: Unlabeled) -> str:
-    if unlabeled.looked_at == unlabeled.total:
+def _of_sample(unlabeled: Unlabeled) -> str:
+    if unlabeled.sample == unlabeled.total:
         return ""
-    return f"(a random {unlabeled.looked_at:,} of the {unlabeled.total:,}) "
+    return f"(a random {unlabeled.sample:,} of the {unlabeled.total:,}) "
 
 
 def _short(name: str, most: int = 18) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
-def _list(items: Iterable[str]) -> str:
-    return f'<ul class="thumbs">{"".join(f"<li>{item}</li>" for item in items)}</ul>'
-
-
-def _thumbnail(shown: Shown, own: bool) -> str:
-    if shown.pixels is None:
-        return ""
-    height, width = shown.pixels.shape[:2]
-    tiny = ' class="tiny"' if max(height, width) <= 32 else ""
-    alt = shown.name if own else f"row {shown.name}"
-    return f'<img{tiny} src="{data_uri(shown.pixels)}" alt="{escape(alt)}">'
+def _thumbnails(report: Report, shown: Iterable[Shown], texts: Iterable[str]) -> str:
+    """A list of images, if they have pixels, each with a text and its file or row."""
+    items = []
+    for each, text in zip(shown, texts, strict=True):
+        name, image = escape(each.name if report.user_data else f"row {each.name}"), ""
+        if each.pixels is not None:
+            tiny = ' class="tiny"' if max(each.pixels.shape[:2]) <= 32 else ""
+            image = f'<img{tiny} src="{data_uri(each.pixels)}" alt="{name}">'
+        items.append(f'<li>{image}<div>{text}<br><span class="file">{name}</span></div></li>')
+    return f'<ul class="thumbs">{"".join(items)}</ul>'
 
 
 def data_uri(pixels: np.ndarray) -> str:

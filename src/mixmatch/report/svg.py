@@ -23,36 +23,34 @@ class Series(NamedTuple):
     """What stands under the name at the end of the line."""
 
 
-def ticks(top: float, count: int = 4) -> list[float]:
-    """Round numbers from 0 to at least `top`, about `count` steps of them.
+def ticks(top: float, count: int = 4, bottom: float = 0.0) -> list[float]:
+    """Round numbers from 0 (or at most `bottom`, if that is less) to at least `top`, about `count` steps of them.
 
-    >>> ticks(90), ticks(0.7)
-    ([0.0, 25.0, 50.0, 75.0, 100.0], [0.0, 0.2, 0.4, 0.6, 0.8])
+    >>> ticks(90), ticks(0.7), ticks(0, bottom=-7)
+    ([0.0, 25.0, 50.0, 75.0, 100.0], [0.0, 0.2, 0.4, 0.6, 0.8], [-8.0, -6.0, -4.0, -2.0, 0.0])
     """
-    if not math.isfinite(top) or top <= 0:
-        top = 1.0
-    rough = top / count
+    bottom = min(bottom, 0.0)
+    if not math.isfinite(top) or top <= bottom:
+        top = bottom + 1.0
+    rough = (top - bottom) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * (1 - 1e-9))
-    return [float(f"{i * step:.12g}") for i in range(math.ceil(top / step * (1 - 1e-9)) + 1)]
+    first, last = math.floor(bottom / step * (1 - 1e-9)), math.ceil(top / step * (1 - 1e-9))
+    return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 
 
 def line_chart(
-    series: Sequence[Series],
-    label: str,
-    *,
-    width: int = 440,
-    height: int = 250,
-    top: float | None = None,
-    unit: str = "",
+    series: Sequence[Series], label: str, *, width: int = 440, height: int = 250, top: float = 0.0, unit: str = ""
 ) -> str:
-    """Lines over steps, from zero, each named where it ends. Points that are not finite are left out."""
+    """Lines over steps, each named where it ends. The axis includes 0 and `top`. Points that are not finite are left
+    out."""
     kept = [s._replace(points=[p for p in s.points if all(map(math.isfinite, p))]) for s in series]
     kept = [s for s in kept if s.points]
     if not kept:
         return ""
     few = 4 if width > 300 else 2
-    rows = ticks(top if top is not None else max(y for s in kept for _, y in s.points), few)
+    heights = [y for s in kept for _, y in s.points]
+    rows = ticks(max(top, *heights), few, min(heights))
     last = max(x for s in kept for x, _ in s.points)
     columns = [x for x in ticks(last, few) if x <= last]
     labels = [text for s in kept for text in (s.name, s.value)]
@@ -61,7 +59,7 @@ def line_chart(
     above, below = 12, height - 34
 
     def at(x: float, y: float) -> tuple[float, float]:
-        return left + (right - left) * x / max(last, 1), below - (below - above) * y / rows[-1]
+        return left + (right - left) * x / max(last, 1), below - (below - above) * (y - rows[0]) / (rows[-1] - rows[0])
 
     parts = []
     for y in rows:
@@ -104,7 +102,7 @@ def spread(places: Sequence[float], apart: float, least: float, most: float) -> 
 
 
 def reliability(bins: Sequence[Bin], label: str, width: int = 440, noun: str = "image") -> str:
-    """Accuracy over confidence, a bar a bin, with its difference to the confidence; below, how many rows it has."""
+    """Accuracy over confidence, one bar per bin, with its difference to the confidence; below, the rows per bin."""
     left, side, above, strip = 40.0, width - 52.0, 10.0, 46.0
     below = above + side * 0.72
     floor = below + 38 + strip
@@ -122,17 +120,17 @@ def reliability(bins: Sequence[Bin], label: str, width: int = 440, noun: str = "
     for b in bins:
         (x1, _), (x2, v) = at(b.low, 0), at(b.high, b.accuracy)
         x1, x2 = x1 + 0.7, x2 - 0.7
-        told = (
+        title = (
             f"<title>confidence {100 * b.low:.0f} to {100 * b.high:.0f} %: {b.images:,} "
             f"{noun if b.images == 1 else noun + 's'}, {100 * b.accuracy:.1f} % right at "
             f"{100 * b.confidence:.1f} % mean confidence</title>"
         )
         _, w = at(0, b.confidence)
         apart = "over" if b.confidence > b.accuracy else "under"
-        parts.append(f'<rect class="model" {_box(x1, max(v, w), x2, below)}>{told}</rect>')
-        parts.append(f'<rect class="{apart}" {_box(x1, min(v, w), x2, max(v, w))}>{told}</rect>')
+        parts.append(f'<rect class="model" {_box(x1, max(v, w), x2, below)}>{title}</rect>')
+        parts.append(f'<rect class="{apart}" {_box(x1, min(v, w), x2, max(v, w))}>{title}</rect>')
         tall = max(1.0, strip * b.images / fullest)
-        parts.append(f'<rect class="quiet" {_box(x1, floor - tall, x2, floor)}>{told}</rect>')
+        parts.append(f'<rect class="quiet" {_box(x1, floor - tall, x2, floor)}>{title}</rect>')
     (x1, y1), (x2, y2) = at(0, 0), at(1, 1)
     parts.append(f'<line class="ideal" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>')
     parts.append(_text(*at(0.02, 0.93), "accuracy", "start", "name"))
@@ -144,7 +142,7 @@ def reliability(bins: Sequence[Bin], label: str, width: int = 440, noun: str = "
 
 
 def interval(low: float, high: float, middle: float, label: str, width: int = 440) -> str:
-    """A difference with its interval, and zero to hold it against."""
+    """A difference with its interval, and a mark at zero."""
     reach = 1.12 * max(abs(low), abs(high), abs(middle), 0.1)
     begin, end = min(0.0, low) - reach * 0.12, max(0.0, high) + reach * 0.12
 

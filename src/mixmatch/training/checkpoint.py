@@ -1,7 +1,8 @@
 """Checkpoints: whole or not there at all. Plain tensors and JSON, never a pickle, so a stranger's run is safe to open.
 
-A checkpoint is a folder `step-00001024` of three safetensors files (weights, moving average, optimizer) and a
-`state.json` with the rest and the hashes of all. It is written under a temporary name, flushed to disk and renamed.
+A checkpoint is a folder `step-00001024` of safetensors files (weights, moving average, optimizer, the method's state if
+it has any) and a `state.json` with the rest and the hashes of all. It is written under a temporary name, flushed to
+disk and renamed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,18 @@ from torch import Tensor
 from mixmatch.storage import sync_folder, write_durably
 
 KEPT = 2
-TENSORS = ("weights", "ema", "optimizer")
+TENSORS = ("weights", "ema", "optimizer", "method")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything needed to go on as if nothing had happened. `state` is what fits in JSON."""
+    """Everything needed to resume as if nothing had happened. `state` is what fits in JSON."""
 
     weights: dict[str, Tensor]
     ema: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     state: dict[str, Any]
+    method: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def step(self) -> int:
@@ -65,6 +67,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         temporary.mkdir()
         hashes = {}
         for part in TENSORS:
+            if part == "method" and not checkpoint.method:
+                continue
             content = to_bytes(getattr(checkpoint, part))
             hashes[part] = hashlib.sha256(content).hexdigest()
             write_durably(temporary / f"{part}.safetensors", content)
@@ -93,6 +97,8 @@ def load(path: Path) -> Checkpoint:
             raise Damaged("state.json is not what was written")
         parts = {}
         for part in TENSORS:
+            if part == "method" and part not in hashes:
+                continue
             content = (path / f"{part}.safetensors").read_bytes()
             if hashlib.sha256(content).hexdigest() != hashes[part]:
                 raise Damaged(f"{part}.safetensors is not what was written")

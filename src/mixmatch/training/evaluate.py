@@ -12,13 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixmatch.augment.augment import unaugmented
-from mixmatch.data.pool import near
+from mixmatch.augment import unaugmented
+from mixmatch.data.pool import on_device
 from mixmatch.data.source import UNKNOWN
 from mixmatch.training.model import Model
 
 REPORTED = 20
 """The paper reports the median over this many last evaluations."""
+
+LEAST_VALID = 50
+"""Validation rows it takes for their error to be shown: of fewer, a single row is more than 2 points."""
 
 
 class Evaluation(NamedTuple):
@@ -54,7 +57,7 @@ def predict_logits(
 
 
 class HeldOut(NamedTuple):
-    """Rows of known class to judge a model by, and their classes on the device."""
+    """Labeled rows to evaluate a model on, and their classes on the device."""
 
     inputs: npt.NDArray[Any] | Tensor
     labels: Tensor
@@ -69,7 +72,7 @@ class HeldOut(NamedTuple):
             return None
         every = len(rows) == len(inputs) and bool((rows == np.arange(len(rows))).all())
         chosen = inputs if every else inputs[rows]  # the inputs themselves may be larger than memory
-        return HeldOut(near(chosen, device), torch.from_numpy(np.array(labels[rows], np.int64)).to(device))
+        return HeldOut(on_device(chosen, device), torch.from_numpy(np.array(labels[rows], np.int64)).to(device))
 
 
 def evaluate(model: Model, held_out: HeldOut, between: Callable[[], None] = lambda: None) -> Evaluation:

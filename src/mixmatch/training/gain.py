@@ -1,4 +1,4 @@
-"""Did the unlabeled data help? The same labels and budget with and without it, and an honest interval."""
+"""Did the unlabeled data help? The error with and without it, and a confidence interval of the difference."""
 
 from __future__ import annotations
 
@@ -12,43 +12,55 @@ from mixmatch.data.source import Rows
 from mixmatch.draws import generator
 
 RESAMPLES = 2000
+"""Bootstrap samples of the test rows."""
 
 
 class Gain(NamedTuple):
-    """Test errors in percent, and the 95 % interval of their difference over resampled test images."""
+    """Test errors in percent, and the 95 % interval of their difference over resampled test rows."""
 
     error: float
+    """Of the model."""
     baseline: float
+    """Of the model that was trained on the labels alone."""
     low: float
     high: float
     images: int
+    """How many test images or rows there are."""
     noun: str = "image"
+    """What a row is called: image or row."""
+
+    @property
+    def points(self) -> float:
+        """Percentage points that the unlabeled data takes off the test error."""
+        return self.baseline - self.error
 
     @property
     def sentence(self) -> str:
-        """What the unlabeled images brought, in plain words."""
-        points, what = self.baseline - self.error, f"{self.noun}s"
+        """What the unlabeled data changed, in plain words."""
+        rows = f"{self.noun}s"
         numbers = (
-            f"{self.baseline:.1f} % test error with the labels alone, {self.error:.1f} % with unlabeled {what} too, "
-            f"a difference of {points:+.1f} points (95 % interval {self.low:+.1f} to {self.high:+.1f}, "
-            f"{self.images:,} test {what})"
+            f"{self.baseline:.1f} % test error with the labels alone, {self.error:.1f} % with unlabeled {rows} too, "
+            f"a difference of {self.points:+.1f} points (95 % interval {self.low:+.1f} to {self.high:+.1f}, "
+            f"{self.images:,} test {rows})"
         )
         if self.low > 0:
-            return f"The unlabeled {what} helped: {numbers}."
+            return f"The unlabeled {rows} helped: {numbers}."
         if self.high < 0:
-            return f"The unlabeled {what} did harm: {numbers}."
-        return f"It cannot be told whether the unlabeled {what} helped: {numbers}."
+            return f"The unlabeled {rows} hurt: {numbers}."
+        return f"No clear difference: the unlabeled {rows} may or may not have helped; {numbers}."
 
 
-def gain(model: Classifier, baseline: Classifier, test: Rows) -> Gain:
+def measure_gain(model: Classifier, baseline: Classifier, test: Rows) -> Gain:
     """Compare two classifiers on the same test rows by a paired bootstrap."""
     wrong = _wrong(model, test)
-    without = _wrong(baseline, test)
-    difference = 100 * (without.astype(np.float64) - wrong)
+    wrong_baseline = _wrong(baseline, test)
+    difference = 100 * (wrong_baseline.astype(np.float64) - wrong)
     draws, rows = generator(0, "bootstrap", 0), len(test)
-    means = [difference[draws.integers(0, rows, rows)].mean() for _ in range(RESAMPLES)]  # all at once take gigabytes
+    # One sample at a time: all of them at once would take gigabytes.
+    means = [difference[draws.integers(0, rows, rows)].mean() for _ in range(RESAMPLES)]
     low, high = np.percentile(means, [2.5, 97.5])
-    return Gain(100 * float(wrong.mean()), 100 * float(without.mean()), float(low), float(high), rows, test.noun)
+    errors = 100 * float(wrong.mean()), 100 * float(wrong_baseline.mean())
+    return Gain(*errors, float(low), float(high), rows, test.noun)
 
 
 def _wrong(model: Classifier, test: Rows) -> npt.NDArray[np.bool_]:

@@ -15,21 +15,21 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixmatch.methods.base import Stats, Weights
-from mixmatch.networks.cuda import wide_resnet as fused
+from mixmatch.networks import cuda
 from mixmatch.settings import Precision
 
 
-class Passes:
-    """Passes of any `torch.nn.Module` over a batch.
+class Forward:
+    """Forward passes of any `torch.nn.Module` over a batch.
 
-    Called as `passes(x, weights=..., stats=...)`:
+    Called as `forward(x, weights=..., stats=...)`:
 
     - `weights="live"` are those the optimizer trains; `"ema"` their moving average, without gradient.
     - `stats="batch"` normalizes with the batch's own statistics and leaves the running ones alone, `"update"` also
       updates them, `"running"` normalizes with them, as a finished classifier does.
 
     `tensors` stand in for the network's own parameters and buffers, if given: so one network, and what was compiled
-    for it, serves many runs. With a `shape`, passes in bf16 are by the kernels of `mixmatch.networks.cuda.wide_resnet`.
+    for it, serves many runs. With a `shape`, passes in bf16 are by the kernels of `mixmatch.networks.cuda`.
     """
 
     def __init__(
@@ -38,69 +38,78 @@ class Passes:
         ema: Mapping[str, Tensor],
         precision: Precision,
         tensors: Mapping[str, Tensor] | None = None,
-        shape: fused.Shape | None = None,
+        shape: cuda.Shape | None = None,
     ) -> None:
         self.network, self.ema, self.precision, self.tensors = network, dict(ema), precision, tensors
         self.shape = shape
         self._norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
 
     def __call__(
-        self, x: Tensor, weights: Weights = "live", stats: Stats = "batch", full_precision: bool = False
+        self,
+        x: Tensor,
+        weights: Weights = "live",
+        stats: Stats = "batch",
+        full_precision: bool = False,
+        head: str | None = None,
     ) -> Tensor:
-        """Logits (N, L) in float32 for images (N, C, H, W). `full_precision` rules out bf16 for this pass."""
+        """Logits (N, L) in float32 for images (N, C, H, W). `full_precision` rules out bf16 for this pass; a `head`
+        gives the outputs of one of the method's heads instead."""
         lower = self.precision == "bf16" and not full_precision
-        if lower and stats != "running" and self._can_fuse([x]):
+        which = {} if head is None else {"head": head}
+        if head is None and lower and stats != "running" and self._can_fuse([x]):
             return self._fused([x], weights, stats)[1][0]
         with self._statistics(stats), torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=lower):
             if weights == "ema":
                 with torch.no_grad():
-                    logits: Tensor = functional_call(self.network, {**(self.tensors or {}), **self.ema}, (x,))
+                    logits: Tensor = functional_call(self.network, {**(self.tensors or {}), **self.ema}, (x,), which)
             elif self.tensors is not None:
-                logits = functional_call(self.network, dict(self.tensors), (x,))
+                logits = functional_call(self.network, dict(self.tensors), (x,), which)
             else:
-                logits = self.network(x)
+                logits = self.network(x, **which)
         return logits.float() if logits.dtype == torch.bfloat16 else logits
 
-    def several(self, batches: Sequence[Tensor], weights: Weights = "live", stats: Stats = "batch") -> list[Tensor]:
+    def forward_each(
+        self, batches: Sequence[Tensor], weights: Weights = "live", stats: Stats = "batch"
+    ) -> list[Tensor]:
         """A pass over each batch with its own statistics; `stats` is for the first, "batch" for the others."""
         if stats != "running" and self._can_fuse(batches):
             return self._fused(batches, weights, stats)[1]
         return [self(x, weights, stats if i == 0 else "batch") for i, x in enumerate(batches)]
 
-    def both(
+    def targets_and_logits(
         self, targets: Sequence[Tensor], learned: Sequence[Tensor], weights: Weights = "live"
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Passes over batches that only targets come from, with these weights and without gradient, and over batches
-        that are learned from, the first of which updates the running statistics."""
+        """Forward `targets` without gradient, using `weights`, and `learned` with gradient; the first learned batch
+        updates the running statistics."""
         if self._can_fuse(targets, learned):
             return self._fused(learned, "live", "update", targets, weights)
         with torch.no_grad():
-            guesses = self.several(targets, weights)
-        return guesses, self.several(learned, stats="update")
+            guesses = self.forward_each(targets, weights)
+        return guesses, self.forward_each(learned, stats="update")
 
     def _can_fuse(self, *kinds: Sequence[Tensor]) -> bool:
         """Whether kernels can take the batches of each kind together: they must be of one size."""
         if self.precision != "bf16" or self.shape is None:
             return False
         alike = all(len(x) == len(batches[0]) for batches in kinds for x in batches)
-        return alike and all(fused.fits(self.shape, [len(x) for x in batches]) for batches in kinds)
+        return alike and all(cuda.fits(self.shape, [len(x) for x in batches]) for batches in kinds)
 
     def _fused(
         self,
         learned: Sequence[Tensor],
         weights: Weights,
         stats: Stats,
-        quiet: Sequence[Tensor] = (),
-        quiet_weights: Weights = "live",
+        targets: Sequence[Tensor] = (),
+        target_weights: Weights = "live",
     ) -> tuple[list[Tensor], list[Tensor]]:
         assert self.shape is not None
         live = self.tensors
         if live is None:
             live = {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
         averaged = {**live, **self.ema}
-        tensors, quiet_tensors = averaged if weights == "ema" else live, averaged if quiet_weights == "ema" else None
+        tensors, target_tensors = averaged if weights == "ema" else live, averaged if target_weights == "ema" else None
         with torch.no_grad() if weights == "ema" else nullcontext():
-            return fused.forward(self.network, self.shape, tensors, quiet, learned, stats == "update", quiet_tensors)
+            return cuda.forward(self.network, self.shape, tensors, targets, learned, stats == "update", target_tensors)
 
     @contextmanager
     def _statistics(self, stats: Stats) -> Iterator[None]:
@@ -122,7 +131,7 @@ class Passes:
                 norm.track_running_stats = was
 
 
-class Model(Passes):
+class Model(Forward):
     """A network with the exponential moving average of its trainable parameters.
 
     Batch norm's running statistics are never averaged: an evaluation uses the averaged weights with the live ones.
@@ -133,7 +142,7 @@ class Model(Passes):
         network: nn.Module,
         ema_decay: float = 0.999,
         precision: Precision = "fp32",
-        shape: fused.Shape | None = None,
+        shape: cuda.Shape | None = None,
     ) -> None:
         ema = {name: p.detach().clone() for name, p in network.named_parameters() if p.requires_grad}
         super().__init__(network, ema, precision, shape=shape)
@@ -148,7 +157,7 @@ class Model(Passes):
 
 @contextmanager
 def full_fp32() -> Iterator[None]:
-    """Convolutions in fp32 are in fp32: without TF32, which cuDNN uses unless told otherwise."""
+    """Convolutions in fp32 are in fp32: without TF32, which is cuDNN's default."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:

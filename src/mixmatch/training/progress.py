@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, plain lines in a log, curves in TensorBoard."""
+"""What a user sees while a run trains: a bar on a terminal, plain lines in a log, curves in TensorBoard."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -21,8 +21,8 @@ LOG_SECONDS = 30.0
 LOG_SECONDS_LEAST = 5.0
 
 
-class Reporter(Protocol):
-    """Told of what happens; shows it or does not."""
+class Reporter:
+    """Receives training events. This one shows nothing."""
 
     def start(self, title: str, step: int, total: int) -> None: ...
     def steps(self, step: int, values: Mapping[str, float]) -> None: ...
@@ -31,14 +31,7 @@ class Reporter(Protocol):
     def close(self) -> None: ...
 
 
-class Quiet:
-    """Shows nothing."""
-
-    def start(self, title: str, step: int, total: int) -> None: ...
-    def steps(self, step: int, values: Mapping[str, float]) -> None: ...
-    def evaluated(self, record: Mapping[str, Any]) -> None: ...
-    def note(self, text: str) -> None: ...
-    def close(self) -> None: ...
+Quiet = Reporter
 
 
 class Pace:
@@ -61,7 +54,7 @@ class Pace:
         return self._speed, (self.total - step) / self._speed if self._speed else float("inf")
 
 
-class Terminal:
+class Terminal(Reporter):
     """A bar with speed and time left; below it the last error, the losses and the guesses' confidence."""
 
     def __init__(self, bars: Bars, beside: str = "") -> None:
@@ -131,7 +124,7 @@ class Bars(Progress):
             yield values
 
 
-class Log:
+class Log(Reporter):
     """A line per evaluation and one every half minute in between, but not more than one in five seconds."""
 
     def __init__(self, console: Console, beside: str = "") -> None:
@@ -164,8 +157,6 @@ class Log:
     def note(self, text: str) -> None:
         self._print(text)
 
-    def close(self) -> None: ...
-
     def _line(self, step: int, text: str) -> None:
         self._last = time.monotonic()
         speed, left = self._pace.after(step)
@@ -176,7 +167,7 @@ class Log:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-class TensorBoard:
+class TensorBoard(Reporter):
     """The curves as TensorBoard events in the run folder. A resumed run hides what came after its checkpoint."""
 
     def __init__(self, folder: Path) -> None:
@@ -188,22 +179,18 @@ class TensorBoard:
 
         self._writer = SummaryWriter(str(self._folder), purge_step=step + 1 if step else None)
 
-    def steps(self, step: int, values: Mapping[str, float]) -> None: ...
-
     def evaluated(self, record: Mapping[str, Any]) -> None:
         for name, value in record.items():
             if name != "step" and isinstance(value, int | float) and self._writer is not None:
                 self._writer.add_scalar(name, value, record["step"])
-
-    def note(self, text: str) -> None: ...
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
 
 
-class Several:
-    """Tells each of several reporters."""
+class Several(Reporter):
+    """Passes events on to several reporters."""
 
     def __init__(self, *reporters: Reporter) -> None:
         self._reporters = reporters
@@ -233,8 +220,7 @@ _bars: Bars | None = None
 
 
 def on_stderr(beside: str = "") -> Reporter:
-    """A bar where a person watches, lines where a file does. Runs beside each other share the screen, each with what
-    tells it from the others."""
+    """A bar on a terminal, lines in a file. Runs side by side share the screen; `beside` is what distinguishes one."""
     global _bars
     console = Console(stderr=True)
     if not sys.stderr.isatty() or console.is_dumb_terminal:

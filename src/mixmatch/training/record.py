@@ -30,7 +30,7 @@ def make_record(
 
     `error` is the paper's number, in percent: the median of the last 20 evaluations, or of `median_of` if fewer.
 
-    It is None where there were no test images to judge by.
+    It is None where there was nothing to evaluate on.
     """
     errors = [m["test_error"] for m in metrics if "test_error" in m]
     error, median_of = reported_error(errors) if errors else (None, 0)
@@ -76,7 +76,7 @@ def machine_name(device: torch.device) -> str:
 
 
 def on_machines(earlier: list[Record] | None, step: int, device: torch.device) -> list[Record]:
-    """The machines a run has been on, with the step from which on it was, now that it goes on here."""
+    """The machines a run has been on, each with the step it began there, now that it continues here."""
     before = earlier if earlier else [{"from_step": 0, "name": "unknown"}] if step else []
     name = machine_name(device)
     return before if before and before[-1]["name"] == name else [*before, {"from_step": step, "name": name}]
@@ -91,13 +91,13 @@ def versions() -> dict[str, str | None]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "commit": _commit(Path(__file__).parent) or _told(os.environ.get("MIXMATCH_COMMIT")),
+        "commit": _commit(Path(__file__).parent) or _unverified(os.environ.get("MIXMATCH_COMMIT")),
     }
 
 
-def _told(commit: str | None) -> str | None:
-    """Marked as hearsay: nothing here can see whether the files are those of that commit."""
-    return f"{commit} (told, not checked)" if commit else None
+def _unverified(commit: str | None) -> str | None:
+    """From MIXMATCH_COMMIT; we cannot verify it."""
+    return f"{commit} (from MIXMATCH_COMMIT, not verified)" if commit else None
 
 
 def _commit(folder: Path) -> str | None:

@@ -47,16 +47,20 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             file = (self.path / ".lock").open("a+")
         except OSError as error:
-            raise MixMatchError(f"cannot write to {self.path}: {error.strerror}; choose another --out") from None
+            raise MixMatchError(
+                f"cannot write to {self.path}: {error.strerror}; choose another folder with out="
+            ) from None
         with file:
             if not try_lock(file.fileno()):
-                raise MixMatchError(f"another process is writing to {self.path}: wait for it or choose another --out")
+                raise MixMatchError(
+                    f"another process is writing to {self.path}: wait for it or choose another folder with out="
+                )
             try:
                 yield
             except OSError as error:
                 why = error.strerror or error
                 raise MixMatchError(
-                    f"cannot write to {self.path} ({why}): make room, then go on with --resume"
+                    f"cannot write to {self.path} ({why}): make room, then continue with resume=True"
                 ) from None
 
     def write_config(self, config: Record) -> None:
@@ -72,8 +76,8 @@ class RunFolder:
         return config
 
     def end_at(self, steps: int) -> None:
-        """Let the run have another number of steps. Its result no longer counts, and goes first: without it the run is
-        one that was stopped, whichever number of steps a crash leaves it with."""
+        """Change the number of steps. The result is deleted first, so a crash in between leaves an interrupted run,
+        never a finished one of the wrong length."""
         self._forget_end()
         config = self.config()
         self.write_config({**config, "settings": {**config["settings"], "steps": steps}})
@@ -122,7 +126,7 @@ class RunFolder:
     def load_checkpoint(self, name: str | None = None) -> Checkpoint | None:
         """The newest checkpoint, or the one named; None if there is none yet.
 
-        A damaged one is an error that names the older one to go on from: that is for the user to decide.
+        A damaged one is an error that names the older one to continue from: that is for the user to decide.
         """
         found = checkpoint.list_checkpoints(self.checkpoints)
         if name is not None and name not in [path.name for path in found]:
@@ -135,11 +139,11 @@ class RunFolder:
             return checkpoint.load(chosen)
         except Damaged as error:
             older = next((path.name for path in found[found.index(chosen) + 1 :]), None)
-            advice = f"go on from the one before it with --checkpoint {older}" if older else "there is no older one"
+            advice = f"continue from the one before it with checkpoint={older}" if older else "there is no older one"
             raise MixMatchError(f"the checkpoint {chosen} is damaged: {error}; {advice}") from None
 
     def forget_after(self, step: int) -> None:
-        """Remove what came after a checkpoint one goes back to, so that a run stopped again goes on from there."""
+        """Remove what came after a checkpoint one goes back to, so that a run stopped again continues from there."""
         self._forget_end()
         for path in checkpoint.list_checkpoints(self.checkpoints):
             if path.name == checkpoint.name_of(step):

@@ -1,4 +1,4 @@
-"""What training will take, from a few steps of it: time and memory, told before anything is begun."""
+"""What training will take, from a few steps of it: time and memory, measured before anything is begun."""
 
 from __future__ import annotations
 
@@ -6,22 +6,19 @@ import os
 import statistics
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from mixmatch import networks
 from mixmatch import settings as settings_
-from mixmatch.api import default_precision, pick_device
-from mixmatch.data.source import Source
-from mixmatch.data.split import Split
-from mixmatch.data.user.hold_out import to_source
-from mixmatch.data.user.rows import Finding, UserData, UserTable
-from mixmatch.draws import torch_seed
+from mixmatch.data.opened import Data, to_data
+from mixmatch.data.user.rows import Finding, UserData
 from mixmatch.errors import MixMatchError
+from mixmatch.presets import Kind
 from mixmatch.settings import Settings
 from mixmatch.text import duration
-from mixmatch.training.trainer import Trainer
+from mixmatch.training.device import pick_device
+from mixmatch.training.session import completed, prepare
 
 STEPS = 20
 
@@ -46,34 +43,30 @@ class Trial:
         return self.settings.steps * self.step + evaluations * self.evaluation
 
 
-def cost(own: UserData, device: str = "auto") -> Finding:
-    """What training on own data takes with the default settings, as a finding; also that it cannot be done, and why."""
+def cost(user: UserData, device: str = "auto") -> Finding:
+    """What training on user data takes with the default settings, as a finding, or why it cannot be done."""
     try:
-        kind: settings_.Kind = "features" if isinstance(own, UserTable) else "images"
-        source, split, _ = to_source(own, seed=1)
-        where = pick_device(device)
+        kind: Kind = "images" if user.is_images else "features"
+        data, where = to_data(user, seed=1), pick_device(device)
         trials = []
-        for method in ("mixmatch", "supervised")[len(split.unlabeled) == 0 :]:
-            settings = settings_.resolve(own.name, {"method": method}, kind)
-            if kind == "images":
-                settings = replace(settings, pad=min(source.image_shape[:2]) // 8)
-            settings = replace(settings, precision=default_precision(settings, where, source.input_shape))
-            trials.append(trial(settings, source, split, where))
+        for method in ("mixmatch", "supervised")[len(data.split.unlabeled) == 0 :]:
+            settings = settings_.resolve(user.name, {"method": method}, kind)
+            trials.append(trial(completed(settings, lambda name: False, data.source, where, kind), data, where))
     except (MixMatchError, RuntimeError, MemoryError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        advice = "fix what it says, or try smaller images or batches: --image-size, --batch-size"
+        advice = "fix what it says, or try smaller images or batches with image_size= or batch_size="
         return Finding("trial", f"a trial of {STEPS} steps failed: {reason}", (), advice, "error")
-    return Finding("cost", told(trials, len(split.test) > 0), (), "--steps changes the time in proportion", "info")
+    return Finding(
+        "cost", describe(trials, len(data.split.test) > 0), (), "steps= changes the time in proportion", "info"
+    )
 
 
-def trial(settings: Settings, source: Source, split: Split, device: torch.device) -> Trial:
-    """Take 20 steps and evaluate once."""
+def trial(settings: Settings, data: Data, device: torch.device, steps: int = STEPS) -> Trial:
+    """Take a few steps and evaluate once."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(torch_seed(settings.seed, "init"))
-        network = networks.build(settings.network, len(source.classes), source.input_shape)
-        trainer = Trainer(settings, source, split, network, device, record=device.type == "cuda")
+        trainer = prepare(settings, data, device, graph=device.type == "cuda")
         seconds = []
-        for step in range(1, STEPS + 1):
+        for step in range(1, steps + 1):
             began = time.perf_counter()
             trainer.advance(step)
             trainer.check_finite()  # waits for the device
@@ -84,15 +77,15 @@ def trial(settings: Settings, source: Source, split: Split, device: torch.device
     return Trial(settings, statistics.median(seconds), evaluation, _peak(device), device)
 
 
-def told(trials: list[Trial], judged: bool) -> str:
-    """The trials in words: the method's own, then the labels-only baseline that `train` runs for a verdict."""
+def describe(trials: list[Trial], evaluated: bool) -> str:
+    """The trials in words: the method's, then the labels-only baseline that `train` runs to measure the gain."""
     first = trials[0]
     message = (
         f"training takes about {duration(first.seconds)} on this machine's {first.device.type.upper()}: "
         f"{first.settings.steps:,} steps of {1000 * first.step:.0f} ms with {first.settings.network}, from a trial of "
         f"{STEPS} steps"
     )
-    if len(trials) > 1 and judged:
+    if len(trials) > 1 and evaluated:
         message += f"; the baseline on the labels alone {duration(trials[1].seconds)} more"
     peaks = [t.memory for t in trials if t.memory is not None]
     if peaks:

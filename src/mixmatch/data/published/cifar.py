@@ -1,50 +1,39 @@
-"""CIFAR-10 and CIFAR-100 in both layouts they are published in: binary records, and Python pickles read without ever
-running what a pickle may ask to run."""
+"""CIFAR-10 and CIFAR-100 in both layouts they are published in: binary records, and Python pickles, of which nothing
+that they may ask to run is run."""
 
 from __future__ import annotations
 
-import codecs
-import enum
 import pickle
-import struct
-from collections.abc import Callable, Iterator
+import pickletools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple, NoReturn, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from mixmatch.data.cache import decoded
-from mixmatch.data.published.files import (
-    PIECE,
-    Archive,
-    Layout,
-    Published,
-    checked_labels,
-    count_records,
-    damaged,
-    records,
-)
-from mixmatch.data.source import Images, Source
+from mixmatch.data.cache import cached_array
+from mixmatch.data.published.files import Archive, Layout, Published, checked_labels, count_records, damaged, records
+from mixmatch.data.source import Rows, Source
 from mixmatch.errors import MixMatchError
 
 IMAGE = 3 * 32 * 32
+MOST_BYTES = 512 << 20
+"""No pickle of CIFAR's is larger: CIFAR-100's images are 154 MB, half as much again where they are kept as text."""
 Pixels = npt.NDArray[np.uint8]
 T = TypeVar("T")
 
 
-def _layout(archive: Archive, folder: str, names: str, md5s: dict[str, str]) -> Layout:
+def _layout(archive_name: str, archive_md5: str, folder: str, names: str, md5s: dict[str, str]) -> Layout:
+    archive = Archive(f"https://www.cs.toronto.edu/~kriz/{archive_name}", archive_md5, archive_name)
     files = [Published(f"{folder}/{file}", md5, archive) for file, md5 in md5s.items()]
     return (*files, Published(f"{folder}/{names}", None, archive, optional=True))
 
 
-def _archive(name: str, md5: str) -> Archive:
-    return Archive(f"https://www.cs.toronto.edu/~kriz/{name}", md5, name)
-
-
 CIFAR10_BINARY = _layout(
-    _archive("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
+    "cifar-10-binary.tar.gz",
+    "c32a1d4ab5d03f1284b67883e8d87530",
     "cifar-10-batches-bin",
     "batches.meta.txt",
     {
@@ -57,7 +46,8 @@ CIFAR10_BINARY = _layout(
     },
 )
 CIFAR10_PYTHON = _layout(
-    _archive("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
+    "cifar-10-python.tar.gz",
+    "c58f30108f718f92721af3b95e74349a",
     "cifar-10-batches-py",
     "batches.meta",
     {
@@ -70,13 +60,15 @@ CIFAR10_PYTHON = _layout(
     },
 )
 CIFAR100_BINARY = _layout(
-    _archive("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
+    "cifar-100-binary.tar.gz",
+    "03b5dce01913d631647c71ecec9e9cb8",
     "cifar-100-binary",
     "fine_label_names.txt",
     {"train.bin": "6172c7755cfe09b2fe270c85cebc1b15", "test.bin": "4499cfba6c016c1be1438163640a0898"},
 )
 CIFAR100_PYTHON = _layout(
-    _archive("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
+    "cifar-100-python.tar.gz",
+    "eb9058c3a382ffc7106e4002c42a8d85",
     "cifar-100-python",
     "meta",
     {"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
@@ -90,7 +82,7 @@ class Kind:
     name: str
     layouts: tuple[Layout, ...]
     classes: tuple[str, ...]
-    """Their names, where no file tells them."""
+    """Their names, where no file has them."""
     label_bytes: int
     """Bytes before the pixels of a binary record; the last of them is the class (CIFAR-100: coarse, then fine)."""
     labels_key: str
@@ -126,19 +118,16 @@ CIFAR100 = Kind(
 )
 
 
-class _Batch(NamedTuple):
-    """One file: its labels, and its images as rows of 3,072 bytes, read when asked for."""
-
-    labels: npt.NDArray[np.int64]
-    rows: Iterator[Pixels]
+Batch = tuple[npt.NDArray[np.int64], Iterable[Pixels]]
+"""One file: its labels, and its images as rows of 3,072 bytes, those of a binary file read when asked for."""
 
 
-def _images(kind: Kind, folder: Path, name: str, paths: list[Path]) -> Images:
+def _images(kind: Kind, folder: Path, name: str, paths: list[Path]) -> Rows:
     read = _binary_batch if paths[0].suffix == ".bin" else _python_batch
     batches = [read(kind, path) for path in paths]
-    labels = np.concatenate([batch.labels for batch in batches])
-    pieces = (rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for batch in batches for rows in batch.rows)
-    return Images(decoded(folder, name, paths, (len(labels), 32, 32, 3), pieces), labels)
+    labels = np.concatenate([labels for labels, _ in batches])
+    pieces = (rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for _, images in batches for rows in images)
+    return Rows(cached_array(folder, name, paths, (len(labels), 32, 32, 3), pieces), labels)
 
 
 def _class_names(kind: Kind, path: Path) -> tuple[str, ...]:
@@ -153,15 +142,15 @@ def _class_names(kind: Kind, path: Path) -> tuple[str, ...]:
     return names
 
 
-def _binary_batch(kind: Kind, path: Path) -> _Batch:
+def _binary_batch(kind: Kind, path: Path) -> Batch:
     size = kind.label_bytes + IMAGE
     count_records(path, size)
     labels = np.concatenate([piece[:, kind.label_bytes - 1].copy() for piece in records(path, size)])
     rows = (piece[:, kind.label_bytes :] for piece in records(path, size))
-    return _Batch(checked_labels(path, labels, len(kind.classes)), rows)
+    return checked_labels(path, labels, len(kind.classes)), rows
 
 
-def _python_batch(kind: Kind, path: Path) -> _Batch:
+def _python_batch(kind: Kind, path: Path) -> Batch:
     contents = _unpickled(path)
     array = _entry(path, contents, "data", _Array)
     labels = _entry(path, contents, kind.labels_key, list)
@@ -169,159 +158,104 @@ def _python_batch(kind: Kind, path: Path) -> _Batch:
         raise damaged(path, "holds labels that are not numbers")
     if not labels or array.shape != (len(labels), IMAGE):
         raise damaged(path, f"holds images {array.shape} for {len(labels):,} labels")
-    return _Batch(checked_labels(path, labels, len(kind.classes)), _array_rows(path, array))
+    if len(array.data) != len(labels) * IMAGE:
+        raise damaged(path, f"holds {len(array.data):,} bytes of pixels, not {len(labels) * IMAGE:,}")
+    rows = np.frombuffer(array.data, np.uint8).reshape(array.shape, order="F" if array.fortran else "C")
+    return checked_labels(path, labels, len(kind.classes)), np.array_split(rows, range(1000, len(rows), 1000))
 
 
-# The pickles. Only the opcodes that such files are made of are known, and the few functions they name stand for
-# themselves: nothing named in a file is ever imported or called. The pixels are not read but remembered as a span of
-# the file, so that they are never in memory as a whole.
-
-
-class _Name(enum.Enum):
-    """The functions and classes a CIFAR pickle names."""
-
-    RECONSTRUCT = enum.auto()
-    NDARRAY = enum.auto()
-    DTYPE = enum.auto()
-    ENCODE = enum.auto()
-
+# The pickles. The few names that such a file may load stand for methods of ours: nothing that a file names is imported,
+# and numpy's own functions, which trust what they are given, are not called.
 
 _NAMES = {
-    ("numpy.core.multiarray", "_reconstruct"): _Name.RECONSTRUCT,
-    ("numpy._core.multiarray", "_reconstruct"): _Name.RECONSTRUCT,
-    ("numpy", "ndarray"): _Name.NDARRAY,
-    ("numpy", "dtype"): _Name.DTYPE,
-    ("_codecs", "encode"): _Name.ENCODE,
+    ("numpy.core.multiarray", "_reconstruct"): "new_array",
+    ("numpy._core.multiarray", "_reconstruct"): "new_array",
+    ("numpy", "ndarray"): "array_class",
+    ("numpy", "dtype"): "new_dtype",
+    ("_codecs", "encode"): "encode",
 }
 
-_OPCODES = {
-    *(pickle.PROTO, pickle.FRAME, pickle.STOP),
-    *(pickle.MARK, pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
-    *(pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS),
-    *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.MEMOIZE, pickle.BINGET, pickle.LONG_BINGET),
-    *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE),
-    *(pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1),
-    *(pickle.SHORT_BINSTRING, pickle.SHORT_BINBYTES, pickle.SHORT_BINUNICODE),
-    *(pickle.GLOBAL, pickle.STACK_GLOBAL),
-}
-"""What pickle itself may do here, of protocols 2 to 4; the rest is done below or not at all."""
 
-_BIG = 1 << 20
-
-
-@dataclass(frozen=True)
-class _Span:
-    """Bytes left in the file. Python 3 writes bytes in protocol 2 as text: latin-1, in utf-8."""
-
-    start: int
-    size: int
-    utf8: bool
-
-
-@dataclass(frozen=True)
 class _DType:
-    name: str
+    """Unsigned bytes, the only type of number that CIFAR's arrays have."""
+
+    def __setstate__(self, state: object) -> None:
+        """Byte order and alignment, which bytes do not have."""
 
 
 @dataclass
 class _Array:
-    """A numpy array of bytes that was not made."""
+    """A numpy array of bytes: what a pickle says of it."""
 
     shape: tuple[int, int] = (0, 0)
     fortran: bool = False
-    data: bytes | _Span = b""
+    data: bytes = b""
 
-
-class _Unpickler(pickle._Unpickler):
-    stack: list[Any]
-    append: Callable[[Any], None]
-    read: Callable[[int], bytes]
-    _unframer: Any
-    dispatch: ClassVar[dict[int, Any]] = {code[0]: pickle._Unpickler.dispatch[code[0]] for code in _OPCODES}
-
-    def __init__(self, file: BinaryIO, path: Path) -> None:
-        super().__init__(file, encoding="bytes")
-        self._open, self._path, self._end = file, path, path.stat().st_size
-
-    def find_class(self, module: str, name: str) -> _Name:
-        return _NAMES.get((module, name)) or self._refuse(f"{module}.{name}")
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise MixMatchError(
-            f"{self._path} asks to load {what}, which no CIFAR file holds, and was refused; "
-            "delete it or put the published file there"
-        )
-
-    def load_reduce(self) -> None:
-        arguments = self.stack.pop()
-        match self.stack.pop(), arguments:
-            case _Name.RECONSTRUCT, (_Name.NDARRAY, _, _):
-                self.append(_Array())
-            case _Name.DTYPE, (name, _, _):
-                self.append(_DType(_text(name)))
-            case _Name.ENCODE, (_Span(utf8=True) as span, "latin1"):
-                self.append(span)
-            case _Name.ENCODE, (str() as text, "latin1"):
-                self.append(text.encode("latin1"))
-            case name, _:
-                self._refuse(f"something by {name}")
-
-    def load_build(self) -> None:
-        state = self.stack.pop()
-        match self.stack[-1], state:
-            case _DType(), _:
-                pass
-            case _Array() as array, (
-                _,
-                (int() as n, int() as size),
-                _DType("u1"),
-                bool(order),
-                bytes() | _Span() as data,
-            ):
-                array.shape, array.fortran, array.data = (n, size), order, data
+    def __setstate__(self, state: object) -> None:
+        match state:
+            case (_, (int() as rows, int() as size), _DType(), bool() as fortran, bytes() as data):
+                self.shape, self.fortran, self.data = (rows, size), fortran, data
             case _:
                 raise pickle.UnpicklingError("an array that is not bytes in two dimensions")
 
-    def _payload(self, size: int, utf8: bool = False) -> bytes | _Span:
-        if size < 0 or size > self._end:
-            raise EOFError
-        if size < _BIG or self._unframer.current_frame:
-            return self.read(size)
-        span = _Span(self._open.tell(), size, utf8)
-        if span.start + size > self._end:
-            raise EOFError
-        self._open.seek(size, 1)
-        return span
 
-    def _load_bytes(self, length: str) -> None:
-        (size,) = struct.unpack(length, self.read(struct.calcsize(length)))
-        self.append(self._payload(size))
+class _Unpickler(pickle.Unpickler):
+    """Loads a CIFAR pickle, and refuses one that asks for anything else."""
 
-    def _load_text(self, length: str) -> None:
-        (size,) = struct.unpack(length, self.read(struct.calcsize(length)))
-        text = self._payload(size, utf8=True)
-        self.append(text if isinstance(text, _Span) else str(text, "utf-8"))
+    array_class = "ndarray"
 
-    dispatch[pickle.REDUCE[0]] = load_reduce
-    dispatch[pickle.BUILD[0]] = load_build
-    dispatch[pickle.BINSTRING[0]] = lambda self: self._load_bytes("<i")
-    dispatch[pickle.BINBYTES[0]] = lambda self: self._load_bytes("<I")
-    dispatch[pickle.BINBYTES8[0]] = lambda self: self._load_bytes("<Q")
-    dispatch[pickle.BINUNICODE[0]] = lambda self: self._load_text("<I")
-    dispatch[pickle.BINUNICODE8[0]] = lambda self: self._load_text("<Q")
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        super().__init__(file, encoding="bytes")
+        self._path = path
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _NAMES:
+            raise MixMatchError(
+                f"{self._path} asks to load {module}.{name}, which no CIFAR file holds, and was refused; "
+                "delete it or put the published file there"
+            )
+        return getattr(self, _NAMES[module, name])
+
+    def new_array(self, kind: str, shape: object, code: object) -> _Array:
+        if kind != self.array_class:
+            raise pickle.UnpicklingError("not an array")
+        return _Array()
+
+    def new_dtype(self, name: object, align: object, copy: object) -> _DType:
+        if name not in ("u1", b"u1"):
+            raise pickle.UnpicklingError("not an array of bytes")
+        return _DType()
+
+    def encode(self, text: str, encoding: str) -> bytes:
+        """Python 3 writes bytes in protocol 2 as text."""
+        if encoding != "latin1":
+            raise pickle.UnpicklingError("not an array of bytes")
+        return text.encode(encoding)
 
 
 def _unpickled(path: Path) -> dict[str, Any]:
-    if path.stat().st_size == 0:
+    size = path.stat().st_size
+    if size == 0:
         raise damaged(path, "is empty")
+    if size > MOST_BYTES:
+        raise damaged(path, f"is too large for a CIFAR pickle ({size:,} bytes)")
     try:
         with path.open("rb") as file:
+            _check_operations(file, size)
+            file.seek(0)
             contents = _Unpickler(file, path).load()
-        return {_text(key): value for key, value in contents.items()}
+        return {_text(key): value for key, value in contents.items() if isinstance(key, str | bytes)}
     except (MixMatchError, OSError):
         raise
     except Exception as error:  # a damaged pickle can fail in any operation it asks for
         raise damaged(path, "is cut short or damaged (not a CIFAR pickle)") from error
+
+
+def _check_operations(file: BinaryIO, size: int) -> None:
+    """Refuse what asks for more memory than its size warrants, before anything is loaded."""
+    for operation, argument, _ in pickletools.genops(file):
+        if "PUT" in operation.name and argument is not None and not 0 <= argument < size:
+            raise pickle.UnpicklingError("a memo of impossible length")
 
 
 def _entry(path: Path, contents: dict[str, Any], key: str, kind: type[T]) -> T:
@@ -333,35 +267,3 @@ def _entry(path: Path, contents: dict[str, Any], key: str, kind: type[T]) -> T:
 
 def _text(value: object) -> str:
     return value.decode("latin1") if isinstance(value, bytes) else str(value)
-
-
-def _array_rows(path: Path, array: _Array) -> Iterator[Pixels]:
-    count, size = array.shape
-    seen, rest = 0, bytearray()
-    for piece in _array_bytes(path, array.data):
-        seen += len(piece)
-        rest += piece
-        if not array.fortran:
-            whole = len(rest) // size * size
-            yield np.frombuffer(rest, np.uint8, whole).reshape(-1, size)
-            rest = rest[whole:]
-    if seen != count * size:
-        raise damaged(path, f"holds {seen:,} bytes of pixels, not {count * size:,}")
-    if array.fortran:
-        columns = np.frombuffer(rest, np.uint8).reshape(size, count)
-        yield from (columns[:, start : start + 1000].T for start in range(0, count, 1000))
-
-
-def _array_bytes(path: Path, data: bytes | _Span) -> Iterator[bytes]:
-    if isinstance(data, bytes):
-        yield data
-        return
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    with path.open("rb") as file:
-        file.seek(data.start)
-        for done in range(0, data.size, PIECE):
-            piece = file.read(min(PIECE, data.size - done))
-            try:
-                yield decoder.decode(piece).encode("latin1") if data.utf8 else piece
-            except UnicodeError:
-                raise damaged(path, "is damaged (its pixels are not bytes)") from None

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from mixmatch.data.published.files import Layout
-from mixmatch.data.source import Images, Source
+from mixmatch.data.source import Rows, Source
 
 TEST = 500
 """The last in file order: the file goes writer by writer, so few writers are on both sides."""
@@ -22,6 +22,6 @@ def load(folder: Path, layout: Layout) -> Source:
     return Source(
         name="digits",
         classes=tuple("0123456789"),
-        train=Images(images[:-TEST], labels[:-TEST]),
-        test=Images(images[-TEST:], labels[-TEST:]),
+        train=Rows(images[:-TEST], labels[:-TEST]),
+        test=Rows(images[-TEST:], labels[-TEST:]),
     )

@@ -118,23 +118,20 @@ def fetch(
             with _downloaded(wanted[0].path, origin, wanted[0].md5, data_dir, download) as part:
                 part.replace(data_dir / wanted[0].path)
         elif (archive := data_dir / origin.name).is_file():
-            _judge(archive, _md5(archive, data_dir), origin.md5, strict, warn)
+            _compare(archive, _md5(archive, data_dir), origin.md5, strict, warn)
             _unpack(archive, archive, wanted, data_dir)
         else:
             with _downloaded(origin.name, origin.url, origin.md5, data_dir, download) as part:
                 _unpack(part, archive, wanted, data_dir)
-    verdicts = inspect(files, data_dir)
+    verdicts = verify(files, data_dir)
     for verdict in verdicts:
-        _judge(data_dir / verdict.file.path, verdict.md5, verdict.file.md5, strict, warn)
+        _compare(data_dir / verdict.file.path, verdict.md5, verdict.file.md5, strict, warn)
     return verdicts
 
 
-def inspect(files: Sequence[Published], data_dir: Path) -> list[Verdict]:
+def verify(files: Sequence[Published], data_dir: Path) -> list[Verdict]:
     """What is in the folder now; nothing is downloaded."""
-    paths = [data_dir / file.path for file in files]
-    return [
-        Verdict(file, _md5(path, data_dir) if path.is_file() else None) for file, path in zip(files, paths, strict=True)
-    ]
+    return [Verdict(file, _md5(path, data_dir) if (path := data_dir / file.path).is_file() else None) for file in files]
 
 
 def damaged(path: Path, why: str) -> MixMatchError:
@@ -168,7 +165,7 @@ def checked_labels(path: Path, labels: npt.ArrayLike, classes: int) -> npt.NDArr
     return array
 
 
-def _judge(path: Path, found: str | None, published: str | None, strict: bool, warn: Warn) -> None:
+def _compare(path: Path, found: str | None, published: str | None, strict: bool, warn: Warn) -> None:
     if found is None or published is None or found == published:
         return
     message = f"{path} is not the published file (its md5 is {found}, the published one {published})"
@@ -242,6 +239,9 @@ def _reason(error: Exception, url: str) -> str:
 class _Bar:
     """What pooch asks of a progress bar (four names of tqdm's), drawn by rich on stderr."""
 
+    total = 0.0
+    """Set by pooch; 0 where it is not known."""
+
     def __init__(self, title: str) -> None:
         from rich import progress
         from rich.console import Console
@@ -257,16 +257,8 @@ class _Bar:
         self._task = self._progress.add_task(title, total=None)
         self._progress.start()
 
-    @property
-    def total(self) -> float | None:
-        return self._progress.tasks[0].total
-
-    @total.setter
-    def total(self, total: float) -> None:
-        self._progress.update(self._task, total=total or None)
-
     def update(self, amount: float) -> None:
-        self._progress.update(self._task, advance=amount)
+        self._progress.update(self._task, total=self.total or None, advance=amount)
 
     def reset(self) -> None:
         self._progress.update(self._task, completed=0)

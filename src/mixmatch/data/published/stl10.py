@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from mixmatch.data.cache import decoded
+from mixmatch.data.cache import cached_array
 from mixmatch.data.published.files import Archive, Layout, Published, checked_labels, count_records, damaged, records
-from mixmatch.data.source import UNKNOWN, Images, Source
+from mixmatch.data.source import UNKNOWN, Rows, Source
 
 ARCHIVE = Archive(
     "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
@@ -18,13 +17,14 @@ ARCHIVE = Archive(
     "stl10_binary.tar.gz",
 )
 FOLDER = "stl10_binary"
+FOLD_FILE = "fold_indices.txt"
 LAYOUT: Layout = (
     Published(f"{FOLDER}/train_X.bin", "918c2871b30a85fa023e0c44e0bee87f", ARCHIVE),
     Published(f"{FOLDER}/train_y.bin", "5a34089d4802c674881badbb80307741", ARCHIVE),
     Published(f"{FOLDER}/test_X.bin", "7f263ba9f9e0b06b93213547f721ac82", ARCHIVE),
     Published(f"{FOLDER}/test_y.bin", "36f9794fa4beb8a2c72628de14fa638e", ARCHIVE),
     Published(f"{FOLDER}/unlabeled_X.bin", "5242ba1fed5e4be9e1e742405eb56ca4", ARCHIVE),
-    Published(f"{FOLDER}/fold_indices.txt", None, ARCHIVE, optional=True),
+    Published(f"{FOLDER}/{FOLD_FILE}", None, ARCHIVE, optional=True),
     Published(f"{FOLDER}/class_names.txt", None, ARCHIVE, optional=True),
 )
 CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
@@ -34,45 +34,34 @@ IMAGE = 3 * SIDE * SIDE
 
 def load(folder: Path, layout: Layout) -> Source:
     where = folder / FOLDER
-    labels = _labels(where / "train_y.bin")
-    train = [where / "train_X.bin", where / "unlabeled_X.bin"]
-    labeled, unlabeled = (count_records(path, IMAGE) for path in train)
-    _agree(train[0], labeled, len(labels))
-    test_labels = _labels(where / "test_y.bin")
-    tested = count_records(where / "test_X.bin", IMAGE)
-    _agree(where / "test_X.bin", tested, len(test_labels))
+    train, unlabeled, test = (where / f"{part}_X.bin" for part in ("train", "unlabeled", "test"))
+    known, test_labels = _labels(train, where / "train_y.bin"), _labels(test, where / "test_y.bin")
+    labels = np.concatenate([known, np.full(count_records(unlabeled, IMAGE), UNKNOWN)])
+    folds = _folds(where / FOLD_FILE, len(known))
     return Source(
         name="stl10",
         classes=_class_names(where / "class_names.txt"),
-        train=Images(
-            _decoded(folder, "stl10-train", train, labeled + unlabeled),
-            np.concatenate([labels, np.full(unlabeled, UNKNOWN)]),
-        ),
-        test=Images(_decoded(folder, "stl10-test", [where / "test_X.bin"], tested), test_labels),
-        folds=_folds(where / "fold_indices.txt", labeled),
+        train=Rows(_decoded(folder, "stl10-train", [train, unlabeled], len(labels)), labels),
+        test=Rows(_decoded(folder, "stl10-test", [test], len(test_labels)), test_labels),
+        folds=folds,
+        missing_folds=None if folds else (1000, FOLD_FILE),
         balanced=True,
     )
 
 
 def _decoded(folder: Path, name: str, paths: list[Path], count: int) -> npt.NDArray[np.uint8]:
-    return decoded(folder, name, paths, (count, SIDE, SIDE, 3), _images(paths))
+    pieces = (piece for path in paths for piece in records(path, IMAGE))
+    # The files are written column by column, as MATLAB keeps images: (N, C, W, H).
+    images = (piece.reshape(-1, 3, SIDE, SIDE).transpose(0, 3, 2, 1) for piece in pieces)
+    return cached_array(folder, name, paths, (count, SIDE, SIDE, 3), images)
 
 
-def _images(paths: list[Path]) -> Iterator[npt.NDArray[np.uint8]]:
-    for path in paths:
-        for piece in records(path, IMAGE):
-            # The file is written column by column, as MATLAB keeps images: (N, C, W, H).
-            yield piece.reshape(-1, 3, SIDE, SIDE).transpose(0, 3, 2, 1)
-
-
-def _labels(path: Path) -> npt.NDArray[np.int64]:
-    count_records(path, 1)
+def _labels(images: Path, path: Path) -> npt.NDArray[np.int64]:
+    """The labels in a file, as many as there are images in the other."""
+    labels, expected = count_records(path, 1), count_records(images, IMAGE)
+    if labels != expected:
+        raise damaged(images, f"holds {expected:,} images for {labels:,} labels")
     return checked_labels(path, np.fromfile(path, np.uint8).astype(np.int64) - 1, len(CLASSES))
-
-
-def _agree(path: Path, images: int, labels: int) -> None:
-    if images != labels:
-        raise damaged(path, f"holds {images:,} images for {labels:,} labels")
 
 
 def _class_names(path: Path) -> tuple[str, ...]:
@@ -83,7 +72,7 @@ def _class_names(path: Path) -> tuple[str, ...]:
 
 
 def _folds(path: Path, labeled: int) -> tuple[npt.NDArray[np.int64], ...]:
-    """One line a fold: the indices, from 0, of its labeled images among the 5,000."""
+    """One line per fold: the indices, from 0, of its labeled images among the 5,000."""
     if not path.is_file():
         return ()
     try:

@@ -1,1 +1,1 @@
-"""A user's own data: a folder of images, arrays or a table."""
+"""User data: a folder of images, arrays or a table."""

@@ -1,4 +1,4 @@
-"""A person's own .npz and .npy files: arrays of images, or matrices of features such as embeddings."""
+"""User data in .npz and .npy files: arrays of images, or matrices of features such as embeddings."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mixmatch.data.user.rows import Finding, Part, UserImages, UserTable, number_labels
-from mixmatch.data.user.table import Encoding, fit_numbers, in_order, missing_values, refuse_infinite
+from mixmatch.data.user.encoding import Encoding, fit_numbers, missing_values, refuse_infinite
+from mixmatch.data.user.rows import Finding, Part, UserData, class_order, number_labels
 from mixmatch.errors import MixMatchError
 from mixmatch.text import count, listed
 
 Array = npt.NDArray[Any]
 Names = list[str | None]
 
-X = ("x", "X", "images", "features", "x_train", "X_train", "data")
-Y = ("y", "Y", "labels", "y_train", "target")
-X_UNLABELED = ("x_unlabeled", "X_unlabeled", "unlabeled")
-X_TEST = ("x_test", "X_test", "test_images", "test_features")
-Y_TEST = ("y_test", "Y_test", "test_labels")
-CLASSES = ("classes", "class_names", "target_names")
-HOW = "give y with class numbers from 0 (or names), and -1, NaN or '' where the label is not known"
+X_KEYS = ("x", "X", "images", "features", "x_train", "X_train", "data")
+Y_KEYS = ("y", "Y", "labels", "y_train", "target")
+X_UNLABELED_KEYS = ("x_unlabeled", "X_unlabeled", "unlabeled")
+X_TEST_KEYS = ("x_test", "X_test", "test_images", "test_features")
+Y_TEST_KEYS = ("y_test", "Y_test", "test_labels")
+CLASSES_KEYS = ("classes", "class_names", "target_names")
+HOW_TO_LABEL = "give y with class numbers from 0 (or names), and -1, NaN or '' where a row is unlabeled"
+CONVERTED = "converted"
+"""The kind of the finding that images were not uint8."""
 PIECE = 1024
 """Images converted at a time."""
 
@@ -41,9 +43,7 @@ class Block:
     part: Part
 
 
-def read_arrays(
-    path: str | os.PathLike[str], *, labels_file: str | os.PathLike[str] | None = None
-) -> UserImages | UserTable:
+def read_arrays(path: str | os.PathLike[str], *, labels_file: str | os.PathLike[str] | None = None) -> UserData:
     """A .npz or .npy file as images or as standardized features. Files with pickled objects are refused.
 
     A .npz file holds `x` (or X, images, features), `y` (or labels) and, if you like, `x_unlabeled`, `x_test` with
@@ -58,55 +58,49 @@ def read_arrays(
     arrays = _load(path)
     if labels_file is not None:
         labels = _load(Path(labels_file).expanduser())
-        arrays |= {"y": next((labels[key] for key in (*Y, "x") if key in labels), np.empty(0))}
-    named = _pick(arrays, CLASSES)
+        arrays |= {"y": next((labels[key] for key in (*Y_KEYS, "x") if key in labels), np.empty(0))}
+    named = _pick(arrays, CLASSES_KEYS)
     classes = None if named is None else [str(name) for name in _text(named.ravel())]
     blocks = list(_blocks(arrays, path, classes))
     shapes = {block.x.shape[1:] for block in blocks}
     if len(shapes) > 1:
-        told = ", ".join(f"{block.key} {block.x.shape}" for block in blocks)
-        raise MixMatchError(f"{path} has rows of different shapes: {told}")
+        shapes_text = ", ".join(f"{block.key} {block.x.shape}" for block in blocks)
+        raise MixMatchError(f"{path} has rows of different shapes: {shapes_text}")
     files = [f"{block.key}[{row}]" for block in blocks for row in range(len(block.x))]
     numbered = number_labels(
         [label for block in blocks for label in block.labels],
         [block.part for block in blocks for _ in block.labels],
         files,
         path.name,
-        classes if classes is not None else _labels_in_order(blocks),
+        classes,
         noun="row",
-        how=HOW,
+        how=HOW_TO_LABEL,
+        order=class_order,
     )
-    common: dict[str, Any] = {
-        "name": path.name,
-        "classes": numbered.classes,
-        "labels": numbered.labels,
-        "files": tuple(files[row] for row in numbered.rows),
-        "part": numbered.part,
-    }
     x = [block.x for block in blocks]
-    everything = len(numbered.rows) == len(files)
+    encoding = None
     if x[0].ndim == 2:
         encoding, findings = _fit([block.x for block in blocks if block.part == "train"], path)
-        features = np.concatenate([encoding.apply_matrix(rows) for rows in x])
-        return UserTable(
-            **common,
-            features=features if everything else features[numbered.rows],
-            encoding=encoding,
-            findings=(*findings, *numbered.findings),
-        )
-    images, findings = to_images(x, path.name)
-    return UserImages(
-        **common,
-        images=images if everything else images[numbered.rows],
+        inputs: Array = np.concatenate([encoding.apply_matrix(rows) for rows in x])
+    else:
+        inputs, findings = to_images(x, path.name)
+    return UserData(
+        name=path.name,
+        classes=numbered.classes,
+        inputs=inputs if len(numbered.rows) == len(files) else inputs[numbered.rows],
+        labels=numbered.labels,
+        files=tuple(files[row] for row in numbered.rows),
+        part=numbered.part,
         findings=(*findings, *numbered.findings),
+        encoding=encoding,
     )
 
 
 def read_matrix(path: Path) -> Array:
     """The rows `x` of a .npz or .npy file that needs no labels: rows to predict."""
-    x = _pick(_load(path), X)
+    x = _pick(_load(path), X_KEYS)
     if x is None:
-        raise MixMatchError(f"{path} has no array '{X[0]}'")
+        raise MixMatchError(f"{path} has no array '{X_KEYS[0]}'")
     _check_rows("x", x, path)
     return x
 
@@ -117,7 +111,7 @@ def input_axes(path: Path) -> int:
         if path.suffix.lower() == ".npy":
             return int(np.load(path, mmap_mode="r", allow_pickle=False).ndim)
         with zipfile.ZipFile(path) as file:
-            name = next((f"{key}.npy" for key in X if f"{key}.npy" in file.namelist()), None)
+            name = next((f"{key}.npy" for key in X_KEYS if f"{key}.npy" in file.namelist()), None)
             if name is None:
                 return 0
             with file.open(name) as member:
@@ -125,7 +119,7 @@ def input_axes(path: Path) -> int:
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 return len(read(member)[0])
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-        return 0  # reading it tells why
+        return 0  # reading it says why
 
 
 # ------------------------------------------------------------------------------------------------- reading the file
@@ -161,16 +155,16 @@ def _pick(arrays: Mapping[str, Array], keys: Sequence[str]) -> Array | None:
 
 
 def _blocks(arrays: Mapping[str, Array], path: Path, classes: Sequence[str] | None) -> Iterator[Block]:
-    x, y = _pick(arrays, X), _pick(arrays, Y)
+    x, y = _pick(arrays, X_KEYS), _pick(arrays, Y_KEYS)
     if x is None:
-        raise MixMatchError(f"{path} has no array '{X[0]}' (it has {listed(arrays, 8) or 'none'})")
+        raise MixMatchError(f"{path} has no array '{X_KEYS[0]}' (it has {listed(arrays, 8) or 'none'})")
     if y is None:
-        more = "give --labels-file, a .npy file with them" if path.suffix == ".npy" else HOW
+        more = "give labels_file=, a .npy file with them" if path.suffix == ".npy" else HOW_TO_LABEL
         raise MixMatchError(f"{path} has no labels 'y': {more}")
     yield _block("x", x, y, "train", path, classes)
-    if (unlabeled := _pick(arrays, X_UNLABELED)) is not None:
+    if (unlabeled := _pick(arrays, X_UNLABELED_KEYS)) is not None:
         yield _block("x_unlabeled", unlabeled, np.full(len(unlabeled), -1), "train", path, classes)
-    x_test, y_test = _pick(arrays, X_TEST), _pick(arrays, Y_TEST)
+    x_test, y_test = _pick(arrays, X_TEST_KEYS), _pick(arrays, Y_TEST_KEYS)
     if (x_test is None) != (y_test is None):
         raise MixMatchError(f"{path} has only one of 'x_test' and 'y_test': a test set takes both")
     if x_test is not None and y_test is not None:
@@ -228,10 +222,6 @@ def _class(number: int, classes: Sequence[str], path: Path) -> str:
     return classes[number]
 
 
-def _labels_in_order(blocks: Sequence[Block]) -> list[str]:
-    return in_order({label for block in blocks if block.part == "train" for label in block.labels if label is not None})
-
-
 # -------------------------------------------------------------------------------------------------------- features
 
 
@@ -254,7 +244,7 @@ def _fit(train: Sequence[Array], path: Path) -> tuple[Encoding, list[Finding]]:
 
 
 def _is_constant(values: Array) -> bool:
-    """A column that tells nothing: missing values become the median."""
+    """Whether a column has one value only: missing ones become the median."""
     known = values[~np.isnan(values)]
     return len(known) == 0 or bool(known.min() == known.max())
 
@@ -286,7 +276,7 @@ def to_images(
             row += len(piece)
     kept = "0..1 became 0..255" if scale == 255 else "rounded"
     message = f"the images of {name} are {blocks[0].dtype}, not uint8: {kept}"
-    findings.append(Finding("converted", message, (), "save them as uint8 to take less space", "info"))
+    findings.append(Finding(CONVERTED, message, (), "save them as uint8 to take less space", "info"))
     return out, findings
 
 
@@ -295,7 +285,7 @@ def _channels_first(shape: tuple[int, ...]) -> bool:
 
 
 def scale_of(blocks: Sequence[Array], name: str) -> int:
-    """255 for values in 0..1, 1 for values in 0..255; train and test are judged together."""
+    """255 for values in 0..1, 1 for values in 0..255; decided for train and test at once."""
     if blocks[0].dtype == bool:
         return 255
     if bad := sum(int((~np.isfinite(x)).sum()) for x in blocks):

@@ -1,4 +1,4 @@
-"""What a person should know of their data before training on it: each finding in plain words, with what to do."""
+"""What a user should know about their data before training on it: findings in plain words, each with what to do."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import hashlib
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from mixmatch.data.opened import MIN_LABELS
 from mixmatch.data.source import UNKNOWN
-from mixmatch.data.user.rows import Finding, Severity, UserData, UserImages
+from mixmatch.data.user.rows import Finding, UserData
 from mixmatch.text import count, listed, tally
 
 FEW_LABELS = 4
@@ -21,110 +22,92 @@ WIDE = 3
 """Sides beyond this ratio lose much when they are squeezed into a square."""
 
 SAMPLE = 2000
-"""Rows that labeled and unlabeled data are compared by."""
+"""Rows that are compared at most, labeled and unlabeled ones in all."""
 
-ENOUGH = 20
+MIN_COMPARED = 20
 """Rows of either kind below which a comparison says nothing."""
 
 THUMBNAIL = 8
 FOLDS = 5
 
 
-def findings(own: UserData) -> list[Finding]:
-    """Everything worth telling of the data: what reading it found (`own.findings`), then what looking at it finds."""
-    return [*own.findings, counts(own), *few_labels(own), *duplicates(own), *shapes_and_modes(own), likeness(own)]
+def findings(data: UserData) -> list[Finding]:
+    """All findings: those of reading the data (`data.findings`), then those of looking at its rows."""
+    return [*data.findings, counts(data), *few_labels(data), *duplicates(data), *shapes_and_modes(data), likeness(data)]
 
 
 # ------------------------------------------------------------------------------------------------------------ labels
 
 
-def counts(own: UserData) -> Finding:
+def counts(data: UserData) -> Finding:
     """How many rows of each kind."""
-    train, test = _per_class(own, own.labeled), _per_class(own, own.tested)
+    train, test = _per_class(data, data.labeled), _per_class(data, data.tested)
     message = (
-        f"{count(len(own.labeled), f'labeled {_noun(own)}')} of {count(len(own.classes), 'class', 'classes')} "
-        f"({tally(train, 10)}), {len(own.unlabeled):,} unlabeled, {len(own.tested):,} to test on"
+        f"{count(len(data.labeled), f'labeled {data.noun}')} of {count(len(data.classes), 'class', 'classes')} "
+        f"({tally(train, 10)}), {len(data.unlabeled):,} unlabeled, {len(data.tested):,} to test on"
     )
-    if len(own.tested):
+    if len(data.tested):
         message += f" ({tally(test, 10)})"
     return Finding("counts", message, severity="info")
 
 
-def few_labels(own: UserData) -> Iterator[Finding]:
-    few = {label: n for label, n in _per_class(own, own.labeled).items() if n < FEW_LABELS}
+def few_labels(data: UserData) -> Iterator[Finding]:
+    few = {label: n for label, n in _per_class(data, data.labeled).items() if n < FEW_LABELS}
     if few:
         yield Finding(
             "few-labels",
             f"{count(len(few), 'class', 'classes')} with fewer than {FEW_LABELS} labels: {tally(few, 10)}",
-            tuple(own.files[row] for row in own.labeled if own.classes[own.labels[row]] in few),
-            f"label at least {FEW_LABELS} of each class; 10 are needed to hold some out and judge the result",
+            tuple(data.files[row] for row in data.labeled if data.classes[data.labels[row]] in few),
+            f"label at least {FEW_LABELS} of each class; with {MIN_LABELS}, some are held out to evaluate the model",
         )
 
 
-def _noun(own: UserData) -> str:
-    return "image" if isinstance(own, UserImages) else "row"
-
-
-def _per_class(own: UserData, rows: npt.NDArray[np.int64]) -> dict[str, int]:
-    numbers = np.bincount(own.labels[rows], minlength=len(own.classes)) if len(rows) else [0] * len(own.classes)
-    return dict(zip(own.classes, map(int, numbers), strict=True))
+def _per_class(data: UserData, rows: npt.NDArray[np.int64]) -> dict[str, int]:
+    numbers = np.bincount(data.labels[rows], minlength=len(data.classes))
+    return dict(zip(data.classes, numbers.tolist(), strict=True))
 
 
 # -------------------------------------------------------------------------------------------------------- duplicates
 
 
-@dataclass(frozen=True)
-class Copies:
-    """A kind of duplicates, and what to say of them."""
-
-    kind: str
-    message: str
-    advice: str
-    severity: Severity
-
-
 COPIES = {
-    "labeled": Copies(
+    "labeled": Finding(
         "duplicate-labeled",
         "labeled twice or more",
-        "remove the copies: they pass for more labels than there are",
-        "warning",
+        advice="remove the copies: they pass for more labels than there are",
     ),
-    "unlabeled": Copies("duplicate-unlabeled", "twice or more in the unlabeled data", "nothing to do", "info"),
-    "tested": Copies(
+    "unlabeled": Finding(
+        "duplicate-unlabeled", "twice or more in the unlabeled data", advice="nothing to do", severity="info"
+    ),
+    "tested": Finding(
         "duplicate-test",
         "twice or more in the test set",
-        "remove the copies: the test counts them more than once",
-        "warning",
+        advice="remove the copies: the test counts them more than once",
     ),
-    "both": Copies(
+    "both": Finding(
         "labeled-and-unlabeled",
         "labeled and unlabeled as well",
-        "remove the unlabeled copies: else what is held out for a test is seen in training",
-        "warning",
+        advice="remove the unlabeled copies: else what is held out for a test is seen in training",
     ),
-    "leak": Copies(
+    "leak": Finding(
         "test-in-training",
         "in the test set and in the training data",
-        "remove them from one of the two: the test would be too good to be true",
-        "error",
+        advice="remove them from one of the two: else the test error is too low",
+        severity="error",
     ),
-    "conflict": Copies(
-        "conflicting-labels",
-        "under different labels",
-        "look at them and keep the right label",
-        "warning",
-    ),
+    "conflict": Finding("conflicting-labels", "under different labels", advice="look at them and keep the right label"),
 }
+"""What to say of each kind of duplicates; the message follows their number."""
 
 
-def duplicates(own: UserData) -> Iterator[Finding]:
+def duplicates(data: UserData) -> Iterator[Finding]:
     """Rows that are equal in every number once they are decoded, by where they are."""
-    kind = _kinds(own)
+    kind = np.full(len(data), "tested", object)
+    kind[data.labeled], kind[data.unlabeled] = "labeled", "unlabeled"
     found: defaultdict[str, list[list[int]]] = defaultdict(list)
-    for group in equal_rows(own.inputs):
+    for group in equal_rows(data.inputs):
         members = Counter(kind[row] for row in group)
-        conflict = len({int(own.labels[row]) for row in group} - {UNKNOWN}) > 1
+        conflict = len({int(data.labels[row]) for row in group} - {UNKNOWN}) > 1
         for name, n in members.items():
             if n > 1 and not (conflict and name == "labeled"):
                 found[name].append([row for row in group if kind[row] == name])
@@ -133,17 +116,12 @@ def duplicates(own: UserData) -> Iterator[Finding]:
         if members["tested"] and members.total() > members["tested"]:
             found["leak"].append(group)
         if conflict:
-            found["conflict"].append([row for row in group if own.labels[row] != UNKNOWN])
+            found["conflict"].append([row for row in group if data.labels[row] != UNKNOWN])
     for name, copies in COPIES.items():
         if groups := found[name]:
-            examples = listed((" = ".join(_named(own, row) for row in group[:3]) for group in groups), 2)
-            yield Finding(
-                copies.kind,
-                f"{count(len(groups), _noun(own))} {copies.message} ({examples})",
-                tuple(own.files[row] for group in groups for row in group),
-                copies.advice,
-                copies.severity,
-            )
+            examples = listed((" = ".join(_named(data, row) for row in group[:3]) for group in groups), 2)
+            message = f"{count(len(groups), data.noun)} {copies.message} ({examples})"
+            yield replace(copies, message=message, files=tuple(data.files[row] for group in groups for row in group))
 
 
 def equal_rows(inputs: npt.NDArray[np.generic]) -> list[list[int]]:
@@ -154,37 +132,29 @@ def equal_rows(inputs: npt.NDArray[np.generic]) -> list[list[int]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _kinds(own: UserData) -> list[str]:
-    kind = ["tested"] * len(own)
-    for name, rows in (("labeled", own.labeled), ("unlabeled", own.unlabeled)):
-        for row in rows.tolist():
-            kind[row] = name
-    return kind
-
-
-def _named(own: UserData, row: int) -> str:
-    """A row with its label, which its name need not tell."""
-    label = own.labels[row]
-    return own.files[row] if label == UNKNOWN else f"{own.files[row]} ({own.classes[label]})"
+def _named(data: UserData, row: int) -> str:
+    """A row with its label, which need not be part of its name."""
+    label = data.labels[row]
+    return data.files[row] if label == UNKNOWN else f"{data.files[row]} ({data.classes[label]})"
 
 
 # -------------------------------------------------------------------------------------------------- shapes and modes
 
 
-def shapes_and_modes(own: UserData) -> Iterator[Finding]:
+def shapes_and_modes(data: UserData) -> Iterator[Finding]:
     """Image files whose form fits the others or the network badly."""
-    if not isinstance(own, UserImages) or own.sizes is None:
+    if data.sizes is None:
         return
-    sizes = own.sizes
+    sizes = data.sizes
     shorter, longer = sizes.min(axis=1), sizes.max(axis=1)
-    target = own.images.shape[1]
+    target = data.inputs.shape[1]
 
     def files(rows: npt.NDArray[np.bool_]) -> tuple[str, ...]:
-        return tuple(own.files[row] for row in np.flatnonzero(rows))
+        return tuple(data.files[row] for row in np.flatnonzero(rows))
 
     def example(rows: npt.NDArray[np.bool_]) -> str:
         row = int(np.flatnonzero(rows)[0])
-        return f"{own.files[row]}, {sizes[row, 0]:,} x {sizes[row, 1]:,}"
+        return f"{data.files[row]}, {sizes[row, 0]:,} x {sizes[row, 1]:,}"
 
     if (wide := longer > WIDE * shorter).any():
         message = f"{count(int(wide.sum()), 'image')} more than {WIDE} times as long as wide, squeezed into a square"
@@ -192,16 +162,16 @@ def shapes_and_modes(own: UserData) -> Iterator[Finding]:
         yield Finding("odd-shape", f"{message} ({example(wide)})", files(wide), advice)
     if (small := 4 * shorter < target).any():
         message = f"{count(int(small.sum()), 'image')} less than a quarter of the {target} pixels they are enlarged to"
-        advice = "remove them if they show too little, or choose a smaller --image-size"
+        advice = "remove them if they show too little, or choose a smaller image_size="
         yield Finding("small", f"{message} ({example(small)})", files(small), advice)
-    modes = Counter(own.modes)
+    modes = Counter(data.modes)
     if len(modes) > 1:
         usual, _ = modes.most_common(1)[0]
-        kind = "gray" if own.images.shape[3] == 1 else "color"
+        kind = "gray" if data.inputs.shape[3] == 1 else "color"
         yield Finding(
             "mixed-modes",
             f"images of several modes, all read as {kind}: {tally(modes)}",
-            tuple(file for file, mode in zip(own.files, own.modes, strict=True) if mode != usual),
+            tuple(file for file, mode in zip(data.files, data.modes, strict=True) if mode != usual),
             "nothing to do, unless the mode goes with the class: then a network may learn it instead",
             "info",
         )
@@ -210,35 +180,37 @@ def shapes_and_modes(own: UserData) -> Iterator[Finding]:
 # ---------------------------------------------------------------------------------------------------------- likeness
 
 
-def likeness(own: UserData) -> Finding:
-    """Whether labeled and unlabeled data can be told apart, which they should not be.
+def likeness(data: UserData) -> Finding:
+    """Whether a simple model can tell labeled from unlabeled data. It should not be able to.
 
-    A logistic regression on small thumbnails (or features) tries to. Its score, on rows it was not fitted to, is how
-    often it knows which of a pair is the labeled one: half of the time where they are alike.
+    The model is a logistic regression on small thumbnails (or features). Its score, on rows it was not fitted to, is
+    how often it picks the labeled one of a pair: half of the time where they are alike.
     """
-    smaller = min(len(own.labeled), len(own.unlabeled))
-    if smaller < ENOUGH:
-        message = f"too few labeled or unlabeled {_noun(own)}s ({smaller}) to tell how alike they are"
-        return Finding("likeness", message, (), f"with {ENOUGH} of each they can be compared", "info")
-    labeled, unlabeled = _sample(own.labeled, own.unlabeled)
-    score = told_apart(_small(own, labeled), _small(own, unlabeled))
+    smaller = min(len(data.labeled), len(data.unlabeled))
+    if smaller < MIN_COMPARED:
+        message = f"too few labeled or unlabeled {data.noun}s ({smaller}) to compare them"
+        return Finding("likeness", message, (), f"a comparison takes {MIN_COMPARED} of each", "info")
+    labeled, unlabeled = _sample(data.labeled, data.unlabeled)
+    score = separability(_small(data, labeled), _small(data, unlabeled))
     # What chance alone reaches: the deviation of the rank statistic between two samples of one population.
     chance = float(np.sqrt((len(labeled) + len(unlabeled) + 1) / (12 * len(labeled) * len(unlabeled))))
-    told = f"shown one of each, a simple model tells which is which {100 * score:.0f} % of the time (guessing: 50 %)"
+    how_often = (
+        f"shown one of each, a simple model tells which is which {100 * score:.0f} % of the time (guessing: 50 %)"
+    )
     if score <= max(0.6, 0.5 + 2 * chance):
-        return Finding("likeness", f"labeled and unlabeled data look alike: {told}", (), "nothing to do", "info")
+        return Finding("likeness", f"labeled and unlabeled data look alike: {how_often}", (), "nothing to do", "info")
     if score <= 0.8:
-        message = f"labeled and unlabeled data differ somewhat: {told}"
+        message = f"labeled and unlabeled data differ somewhat: {how_often}"
         advice = "see whether both come from the same source, with classes in the same proportions"
         return Finding("likeness", message, (), advice, "info")
     advice = (
-        f"label {_noun(own)}s drawn at random from the unlabeled ones, or remove what belongs to none of the classes: "
+        f"label {data.noun}s drawn at random from the unlabeled ones, or remove what belongs to none of the classes: "
         "else the unlabeled data may do harm"
     )
-    return Finding("likeness", f"labeled and unlabeled data differ: {told}", (), advice)
+    return Finding("likeness", f"labeled and unlabeled data differ: {how_often}", (), advice)
 
 
-def told_apart(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
+def separability(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
     """The cross-validated area under the ROC curve of a logistic regression between the rows of `a` and of `b`."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_score
@@ -263,11 +235,11 @@ def _sample(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> Iterable[npt.
         yield np.sort(random.choice(rows, n, replace=False))
 
 
-def _small(own: UserData, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def _small(data: UserData, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Rows as short vectors: thumbnails of images, features as they are."""
-    if not isinstance(own, UserImages):
-        return np.asarray(own.inputs[rows], np.float64)
-    return np.stack([_thumbnail(own.images[row]) for row in rows])
+    if not data.is_images:
+        return np.asarray(data.inputs[rows], np.float64)
+    return np.stack([_thumbnail(data.inputs[row]) for row in rows])
 
 
 def _thumbnail(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:

@@ -1,56 +1,36 @@
-"""A folder of a person's image files, decoded once on all cores into one memory-mapped array.
+"""A folder of image files as user data: which images it holds, and which class each has, by its folder or a CSV file.
 
-Which class an image has is told by its folder or by a CSV file. Whatever cannot be read is named and left out: among
-thousands of files from a camera or the web, some are always damaged.
+Whatever cannot be read is named and left out: among thousands of files from a camera or the web, some are always
+damaged.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import posixpath
-import threading
 import unicodedata
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from mixmatch.data.cache import cache_folder
-from mixmatch.data.user.images import SUFFIXES, Header, UnreadableImage, decode, probe, quiet_pillow
-from mixmatch.data.user.rows import Finding, Part, UserImages, number_labels
-from mixmatch.data.user.table import CsvFile, read_csv
+from mixmatch.data.user.images import SUFFIXES, Callback, DecodedFolder, Header, Identity, Unreadable, decode_all
+from mixmatch.data.user.reading import Reading
+from mixmatch.data.user.rows import Finding, Part, UserData, number_labels
+from mixmatch.data.user.table import TextTable, read_csv
 from mixmatch.errors import MixMatchError
-from mixmatch.storage import temporary
 from mixmatch.text import count, listed, tally
 
-FORMAT = 1
-"""Part of every key: raise it when decoding changes, and old caches are not used."""
-
-IMAGE_SIZES = (32, 48, 64, 96, 128, 160, 192, 224)
 UNLABELED = "unlabeled"
 TEST = "test"
-PICTURES = (".heic", ".heif", ".avif", ".jp2", ".psd", ".svg", ".dng", ".cr2", ".nef", ".arw", ".ppm", ".tga", ".jfif")
-"""Images that are not read. Other files are no loss; these may be."""
-
-CHUNK = 8
-"""Images a thread decodes between two looks at the queue."""
-
-Progress = Callable[[int, int], None]
-"""Told how many of how many images are done."""
-
-Identity = tuple[str, int, int]
-"""Path, size and time of change: a file for which they are the same is taken to be the same."""
-
-In = TypeVar("In")
-Out = TypeVar("Out")
+OTHER_FORMATS = (
+    *(".heic", ".heif", ".avif", ".jp2", ".psd", ".svg", ".dng"),
+    *(".cr2", ".nef", ".arw", ".ppm", ".tga", ".jfif"),
+)
+"""Image formats that cannot be read; worth a warning, unlike other skipped files."""
 
 
 @dataclass(frozen=True)
@@ -84,20 +64,6 @@ class Tree:
     """Links to folders that are read anyway."""
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """The images of the readable files, and a header or the reason why there is none for every file."""
-
-    images: npt.NDArray[np.uint8]
-    identities: tuple[Identity, ...]
-    headers: tuple[Header | str, ...]
-
-    def rows(self) -> dict[Identity, int]:
-        """Which row of `images` a readable file has."""
-        readable = (i for i, header in zip(self.identities, self.headers, strict=True) if isinstance(header, Header))
-        return {identity: row for row, identity in enumerate(readable)}
-
-
 def read_folder(
     path: str | os.PathLike[str],
     *,
@@ -105,8 +71,8 @@ def read_folder(
     image_size: int | None = None,
     channels: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
-) -> UserImages:
+    progress: Callback | None = None,
+) -> UserData:
     """A folder of images as arrays.
 
     Without `labels_file`, `DIR/<class>/**` are the labeled images, `DIR/unlabeled/**` the others and
@@ -124,35 +90,89 @@ def read_folder(
             folder cannot be written to. While the files stay the same, the second call decodes nothing.
         progress: called with the number of decoded images and their total, from the calling thread.
     """
-    _check_options(image_size, channels)
+    Reading(image_size=image_size, channels=channels)  # refuses what is out of range
     root = Path(path).expanduser()
-    tree = scan(root)
+    tree = _scan(root)
     if labels_file is None:
-        entries, findings = label_by_folder(tree)
+        entries, findings = _label_by_folder(tree)
         how = f"put images into {root}/<class>/ and {root}/{UNLABELED}/"
     else:
-        entries, findings = label_by_csv(tree.entries, root, read_csv(Path(labels_file).expanduser()))
+        entries, findings = _label_by_csv(tree.entries, root, read_csv(Path(labels_file).expanduser()))
         how = f"name images and their labels in {labels_file}"
-    findings = [*_told_by(tree), *findings]
+    findings = [*_left_out(tree), *findings]
     if not entries:
-        loose = len(tree.entries)
-        if loose:
+        if loose := len(tree.entries):
             raise MixMatchError(f"{root} has {count(loose, 'image')}, but none in a folder of its class: {how}")
         raise _explained(f"there are no images in {root} (looked for {', '.join(SUFFIXES)}): {how}", findings)
     if not any(entry.label is not None and entry.part == "train" for entry in entries):
         others = count(len(entries), "other")
         raise _explained(f"{root} has no labeled images to train on, only {others}: {how}", findings)
-    entries = in_row_order(entries)
+    entries = _in_row_order(entries)
     cache = Path(cache_dir).expanduser() if cache_dir is not None else cache_folder(root)
-    decoded = decode_all(root, entries, image_size, channels, cache, progress)
+    decoded = decode_all(root, tuple(entry.identity for entry in entries), image_size, channels, cache, progress)
     return _assemble(root, entries, decoded, findings, how)
 
 
-# --------------------------------------------------------------------------------------- which files there are
+def _assemble(
+    root: Path, entries: Sequence[Entry], decoded: DecodedFolder, findings: Sequence[Finding], how: str
+) -> UserData:
+    unreadable = [(e.file, h) for e, h in zip(entries, decoded.headers, strict=True) if isinstance(h, Unreadable)]
+    readable = [(e, h) for e, h in zip(entries, decoded.headers, strict=True) if isinstance(h, Header)]
+    findings = [*findings, *_unreadable_files(unreadable)]
+    try:
+        numbered = number_labels(
+            [entry.label for entry, _ in readable],
+            [entry.part for entry, _ in readable],
+            [entry.file for entry, _ in readable],
+            root.resolve().name,
+            noun="image",
+            how=how,
+        )
+    except MixMatchError as error:
+        raise _explained(str(error), findings) from None
+    rows = numbered.rows
+    # A copy only where all images of a class are damaged, so that its test images are not the last.
+    prefix = len(rows) == rows[-1] + 1
+    images = decoded.images[: len(rows)] if prefix else decoded.images[rows]
+    if lost := {e.label for e in entries if e.label is not None and e.part == "train"} - set(numbered.classes):
+        message = f"no image of {count(len(lost), 'class', 'classes')} can be read: left out ({listed(sorted(lost))})"
+        findings.append(Finding("empty-class", message, (), "replace the images"))
+    kept = [readable[row] for row in rows]
+    return UserData(
+        name=root.resolve().name,
+        classes=numbered.classes,
+        inputs=images,
+        labels=numbered.labels,
+        files=tuple(entry.file for entry, _ in kept),
+        part=numbered.part,
+        findings=(*findings, *numbered.findings),
+        sizes=np.array([(header.width, header.height) for _, header in kept], np.int32),
+        modes=tuple(header.mode for _, header in kept),
+    )
 
 
-def scan(root: Path) -> Tree:
-    """The image files below `root`, following links, each real folder once; hidden files are none of our business."""
+def _explained(message: str, findings: Iterable[Finding]) -> MixMatchError:
+    """An error that also names what could not be read: it may be the reason."""
+    kinds = ("unreadable-folder", "unreadable", "too-large")
+    return MixMatchError("; ".join([message, *(found.message for found in findings if found.kind in kinds)]))
+
+
+def _unreadable_files(files: Sequence[tuple[str, Unreadable]]) -> Iterator[Finding]:
+    for kind, too_large, advice in (
+        ("unreadable", False, "replace or remove them"),
+        ("too-large", True, "make them smaller, or remove them if you do not know where they come from"),
+    ):
+        if found := [(file, why.reason) for file, why in files if why.too_large == too_large]:
+            message = f"{count(len(found), 'image')} cannot be read: left out"
+            named = listed(f"{file}: {reason}" for file, reason in found)
+            yield Finding(kind, f"{message} ({named})", tuple(file for file, _ in found), advice)
+
+
+# --------------------------------------------------------------------------------------------- which images
+
+
+def _scan(root: Path) -> Tree:
+    """The image files below `root`, following links, each real folder once; hidden files are skipped."""
     if not root.exists():
         raise MixMatchError(f"there is no folder {root}")
     if not root.is_dir():
@@ -198,42 +218,25 @@ def _ignored(name: str) -> bool:
     return name.startswith(".") or name.lower() in ("thumbs.db", "desktop.ini", "__macosx")
 
 
-def _told_by(tree: Tree) -> Iterator[Finding]:
+def _left_out(tree: Tree) -> Iterator[Finding]:
+    """What of a folder is left out, and why."""
     if tree.unreadable:
-        yield Finding(
-            "unreadable-folder",
-            f"cannot read {listed(f'{file} ({reason})' for file, reason in tree.unreadable)}: left out",
-            tuple(file for file, _ in tree.unreadable),
-            "give yourself permission to read it (chmod), or mend the link",
-        )
-    if tree.not_followed:
-        yield Finding(
-            "link",
-            f"{count(len(tree.not_followed), 'link')} to a folder that is read anyway: not followed "
-            f"({listed(tree.not_followed)})",
-            tree.not_followed,
-            "nothing is lost: every folder is read once",
-            "info",
-        )
-    pictures = [file for file in tree.others if file.lower().endswith(PICTURES)]
-    if pictures:
+        message = f"cannot read {listed(f'{file} ({reason})' for file, reason in tree.unreadable)}: left out"
+        advice = "give yourself permission to read it (chmod), or mend the link"
+        yield Finding("unreadable-folder", message, tuple(file for file, _ in tree.unreadable), advice)
+    if links := tree.not_followed:
+        message = f"{count(len(links), 'link')} to a folder that is read anyway: not followed ({listed(links)})"
+        yield Finding("link", message, links, "nothing is lost: every folder is read once", "info")
+    if pictures := [file for file in tree.others if file.lower().endswith(OTHER_FORMATS)]:
         suffixes = Counter(Path(file).suffix.lower() for file in pictures)
-        yield Finding(
-            "format",
-            f"{count(len(pictures), 'image')} of a format that is not read: left out ({tally(suffixes)})",
-            tuple(pictures),
-            "convert them to JPEG or PNG",
-        )
-    if len(tree.others) > len(pictures):
-        rest = [file for file in tree.others if not file.lower().endswith(PICTURES)]
+        message = f"{count(len(pictures), 'image')} of a format that is not read: left out ({tally(suffixes)})"
+        yield Finding("format", message, tuple(pictures), "convert them to JPEG or PNG")
+    if rest := [file for file in tree.others if not file.lower().endswith(OTHER_FORMATS)]:
         message = f"{count(len(rest), 'file')} that {'is' if len(rest) == 1 else 'are'} no image: left out"
         yield Finding("not-images", f"{message} ({listed(rest)})", tuple(rest), "nothing to do", "info")
 
 
-# ---------------------------------------------------------------------------------------- which class they have
-
-
-def label_by_folder(tree: Tree) -> tuple[list[Entry], list[Finding]]:
+def _label_by_folder(tree: Tree) -> tuple[list[Entry], list[Finding]]:
     """`<class>/**`, `unlabeled/**`, `test/<class>/**`."""
     labeled, stray = [], []
     for entry in tree.entries:
@@ -253,28 +256,18 @@ def label_by_folder(tree: Tree) -> tuple[list[Entry], list[Finding]]:
         message = f"{count(len(empty), 'folder')} without an image: no class ({listed(empty)})"
         findings.append(Finding("empty-folder", message, tuple(empty), "remove it, or put images into it"))
     if stray:
-        findings.append(
-            Finding(
-                "stray",
-                f"{count(len(stray), 'image')} in no class folder: left out ({listed(stray)})",
-                tuple(stray),
-                f"move them into the folder of their class, or into {UNLABELED}/",
-            )
-        )
+        message = f"{count(len(stray), 'image')} in no class folder: left out ({listed(stray)})"
+        advice = f"move them into the folder of their class, or into {UNLABELED}/"
+        findings.append(Finding("stray", message, tuple(stray), advice))
     for label in sorted({e.label for e in labeled if e.label is not None and e.part == "train"}):
         if label.casefold() in (TEST, UNLABELED, "unlabelled", "train", "training", "val", "valid", "validation"):
-            findings.append(
-                Finding(
-                    "class-name",
-                    f"the folder '{label}' is taken for a class",
-                    advice=f"if it is none: the class folders lie side by side with '{UNLABELED}' and '{TEST}', "
-                    "spelled like that",
-                )
-            )
+            message = f"the folder '{label}' is taken for a class"
+            beside = f"the class folders lie side by side with '{UNLABELED}' and '{TEST}', spelled like that"
+            findings.append(Finding("class-name", message, (), f"if it is none: {beside}"))
     return labeled, findings
 
 
-def label_by_csv(entries: Sequence[Entry], root: Path, table: CsvFile) -> tuple[list[Entry], list[Finding]]:
+def _label_by_csv(entries: Sequence[Entry], root: Path, table: TextTable) -> tuple[list[Entry], list[Finding]]:
     """The labels of a CSV file; images that it does not name have none."""
     files, labels = table.column("file"), table.column("label")
     parts = table.column("part") if "part" in table.header else [""] * len(files)
@@ -293,8 +286,8 @@ def label_by_csv(entries: Sequence[Entry], root: Path, table: CsvFile) -> tuple[
         before, at = chosen.setdefault(entry.file, (entry, line))
         if before != entry:
             raise MixMatchError(
-                f"{table.path} names {entry.file} twice, as {_told(before)} in line {at} and as {_told(entry)} in line "
-                f"{line}: remove one of the lines"
+                f"{table.path} names {entry.file} twice, as {_description(before)} in line {at} and as "
+                f"{_description(entry)} in line {line}: remove one of the lines"
             )
         if at != line:
             repeated.append(entry.file)
@@ -316,7 +309,7 @@ def label_by_csv(entries: Sequence[Entry], root: Path, table: CsvFile) -> tuple[
     return [*(entry for entry, _ in chosen.values()), *unnamed], findings
 
 
-def _told(entry: Entry) -> str:
+def _description(entry: Entry) -> str:
     return f"'{entry.label or ''}'" + (" of the test set" if entry.part == TEST else "")
 
 
@@ -328,7 +321,7 @@ def _named(file: str, root: Path, known: dict[str, Entry]) -> Entry | None:
             path = os.path.relpath(path, root.absolute())
         if (entry := known.get(_normal(path))) is not None:
             return entry
-        if file and (root / path).is_file():  # a suffix we would not have looked for
+        if file and (root / path).is_file():  # a suffix that the scan does not look for
             status = (root / path).stat()
             return Entry(path, status.st_size, status.st_mtime_ns)
     return None
@@ -339,7 +332,7 @@ def _normal(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
-def in_row_order(entries: Sequence[Entry]) -> list[Entry]:
+def _in_row_order(entries: Sequence[Entry]) -> list[Entry]:
     """Labeled, unlabeled, test: each a slice of the decoded array. Test images of an unknown class, which will be left
     out, come last, so that what is left is a slice too."""
     classes = {entry.label for entry in entries if entry.part == "train"}
@@ -349,252 +342,3 @@ def in_row_order(entries: Sequence[Entry]) -> list[Entry]:
         return is_test, is_test and stranger, entry.label is None, entry.label or "", entry.file
 
     return sorted(entries, key=place)
-
-
-# -------------------------------------------------------------------------------------------------- decoding
-
-
-def decode_all(
-    root: Path,
-    entries: Sequence[Entry],
-    image_size: int | None,
-    channels: int | None,
-    cache: Path,
-    progress: Progress | None = None,
-) -> Decoded:
-    """The images of `entries`, in order, memory-mapped from the cache, which is filled first if it has to be."""
-    family = f"own-{_digest(str(root.resolve()))[:8]}-{image_size or 'auto'}-{channels or 'auto'}"
-    identities = tuple(entry.identity for entry in entries)
-    path = cache / f"{family}-{_digest(json.dumps([FORMAT, image_size, channels, identities]))}.npy"
-    if (decoded := _cached(path)) is not None and decoded.identities == identities:
-        return decoded
-    earlier = [file for file in cache.glob(f"{family}-{'[0-9a-f]' * 16}.npy") if file != path]
-    try:
-        with quiet_pillow(), temporary(path) as part:
-            known = next(filter(None, map(_cached, earlier)), None)
-            headers = _decode_to(part, root, identities, image_size, channels, known, progress)
-            _write_headers(path.with_suffix(".json"), identities, headers)
-            part.replace(path)  # last: the array says that everything is there
-    except OSError as error:
-        raise MixMatchError(
-            f"cannot keep the {count(len(entries), 'decoded image')} in {cache}: {error.strerror or error}; "
-            "free some space there or choose another place for them"
-        ) from error
-    for stale in earlier:
-        stale.unlink(missing_ok=True)
-        stale.with_suffix(".json").unlink(missing_ok=True)
-    if (decoded := _cached(path)) is None:
-        raise MixMatchError(f"the decoded images in {cache} are gone again; is another program removing them?")
-    return decoded
-
-
-def default_size(headers: Sequence[Header]) -> int:
-    """The image size nearest to the median shorter side, the smaller of two as near.
-
-    >>> default_size([Header(640, 100, "RGB", False)])
-    96
-    """
-    if not headers:
-        return IMAGE_SIZES[0]
-    median = float(np.median([min(header.width, header.height) for header in headers]))
-    return min(IMAGE_SIZES, key=lambda size: abs(size - median))
-
-
-def in_order(function: Callable[[In], Out], inputs: Sequence[In]) -> Iterator[Out]:
-    """`map` on all cores. Only a few results wait to be taken, however many inputs there are.
-
-    Threads, not processes: Pillow decodes and resizes without holding Python's lock, and a process would first have to
-    import torch. (Measured: benchmarks/decode.py.)
-    """
-    workers = available_cores()
-    chunks = (inputs[start : start + CHUNK] for start in range(0, len(inputs), CHUNK))
-    threads = ThreadPoolExecutor(workers, "decode")
-
-    def submit(chunk: Sequence[In]) -> Future[list[Out]]:
-        return threads.submit(lambda: [function(item) for item in chunk])
-
-    try:
-        waiting = deque(map(submit, islice(chunks, 2 * workers)))
-        while waiting:
-            yield from waiting.popleft().result()
-            waiting.extend(map(submit, islice(chunks, 1)))
-    finally:
-        threads.shutdown(wait=True, cancel_futures=True)
-
-
-def available_cores() -> int:
-    """How many cores this process may use: a container or `taskset` may give it fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _decode_to(
-    path: Path,
-    root: Path,
-    identities: Sequence[Identity],
-    image_size: int | None,
-    channels: int | None,
-    known: Decoded | None,
-    progress: Progress | None,
-) -> list[Header | str]:
-    """Decode the files into one .npy file, a row for each readable one, or copy the row of one decoded before.
-
-    So a person who labels a few more images waits for those images only.
-    """
-    headers = dict(zip(known.identities, known.headers, strict=True)) if known is not None else {}
-    if image_size is None or channels is None:
-        told = in_order(lambda i: headers.get(i) or _probed(root / i[0]), identities)
-        readable = [header for header in told if isinstance(header, Header)]
-        image_size = image_size or default_size(readable)
-        channels = channels or (1 if readable and all(header.gray for header in readable) else 3)
-    shape = (image_size, image_size, channels)
-    rows = known.rows() if known is not None and known.images.shape[1:] == shape else {}
-    large = threading.Lock()
-
-    def row_of(identity: Identity) -> tuple[npt.NDArray[np.uint8] | None, Header | str]:
-        if known is not None and identity in rows:
-            return known.images[rows[identity]], headers[identity]
-        try:
-            return decode(root / identity[0], *shape, large=large)
-        except UnreadableImage as error:
-            return None, str(error)
-
-    result = _write(path, in_order(row_of, identities), len(identities), shape, progress)
-    if all(isinstance(header, str) for header in result):
-        raise MixMatchError(f"none of the images in {root} can be read, for example {identities[0][0]}: {result[0]}")
-    return result
-
-
-def _probed(file: Path) -> Header | str:
-    try:
-        return probe(file)
-    except UnreadableImage as error:
-        return str(error)
-
-
-def _write(
-    path: Path,
-    rows: Iterable[tuple[npt.NDArray[np.uint8] | None, Header | str]],
-    total: int,
-    shape: tuple[int, int, int],
-    progress: Progress | None,
-) -> list[Header | str]:
-    headers: list[Header | str] = []
-    written = 0
-    # Plain writes, not a writable memory map: dirty mapped pages count as resident memory, and a full disk
-    # would end the process with a bus error instead of an exception.
-    with path.open("xb") as out:
-        begin = _write_npy_header(out, total, shape)
-        for pixels, header in rows:
-            if pixels is not None:
-                out.write(np.ascontiguousarray(pixels).data)
-                written += 1
-            headers.append(header)
-            if progress is not None:
-                progress(len(headers), total)
-        out.seek(0)
-        if _write_npy_header(out, written, shape) != begin:  # NumPy leaves room for the rows to grow
-            raise RuntimeError("the header of a .npy file changed its length")
-    return headers
-
-
-def _write_npy_header(out: BinaryIO, rows: int, shape: tuple[int, int, int]) -> int:
-    np.lib.format.write_array_header_1_0(out, {"descr": "|u1", "fortran_order": False, "shape": (rows, *shape)})
-    return out.tell()
-
-
-def _write_headers(path: Path, identities: Sequence[Identity], headers: Sequence[Header | str]) -> None:
-    told = [h if isinstance(h, str) else [h.width, h.height, h.mode, h.gray] for h in headers]
-    with temporary(path) as part:
-        part.write_text(json.dumps({"files": identities, "headers": told}), encoding="utf-8")
-        part.replace(path)
-
-
-def _cached(path: Path) -> Decoded | None:
-    """What an earlier call left, if it is whole."""
-    try:
-        told = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        identities = tuple((file, size, changed) for file, size, changed in told["files"])
-        headers = tuple(row if isinstance(row, str) else Header(*row) for row in told["headers"])
-        images: npt.NDArray[np.uint8] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, TypeError, KeyError, EOFError):
-        return None
-    readable = sum(isinstance(header, Header) for header in headers)
-    whole = len(identities) == len(headers) and len(images) == readable and images.ndim == 4
-    return Decoded(images, identities, headers) if whole and images.dtype == np.uint8 else None
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-# ------------------------------------------------------------------------------------------------- putting it together
-
-
-def _assemble(
-    root: Path, entries: Sequence[Entry], decoded: Decoded, findings: Sequence[Finding], how: str
-) -> UserImages:
-    unreadable = [(e.file, h) for e, h in zip(entries, decoded.headers, strict=True) if isinstance(h, str)]
-    readable = [(e, h) for e, h in zip(entries, decoded.headers, strict=True) if isinstance(h, Header)]
-    findings = (*findings, *_unreadable(unreadable))
-    try:
-        numbered = number_labels(
-            [entry.label for entry, _ in readable],
-            [entry.part for entry, _ in readable],
-            [entry.file for entry, _ in readable],
-            root.resolve().name,
-            noun="image",
-            how=how,
-        )
-    except MixMatchError as error:
-        raise _explained(str(error), findings) from None
-    rows = numbered.rows
-    # A copy only where all images of a class are damaged, so that its test images are not the last.
-    prefix = len(rows) == rows[-1] + 1
-    images = decoded.images[: len(rows)] if prefix else decoded.images[rows]
-    lost = {e.label for e in entries if e.label is not None and e.part == "train"} - set(numbered.classes)
-    kept = [readable[row] for row in rows]
-    return UserImages(
-        name=root.resolve().name,
-        classes=numbered.classes,
-        images=images,
-        labels=numbered.labels,
-        files=tuple(entry.file for entry, _ in kept),
-        part=numbered.part,
-        findings=(*findings, *_lost(lost), *numbered.findings),
-        sizes=np.array([(header.width, header.height) for _, header in kept], np.int32),
-        modes=tuple(header.mode for _, header in kept),
-    )
-
-
-def _explained(message: str, findings: Iterable[Finding]) -> MixMatchError:
-    """An error that also names what could not be read: it may be the reason."""
-    kinds = ("unreadable-folder", "unreadable", "too-large")
-    return MixMatchError("; ".join([message, *(found.message for found in findings if found.kind in kinds)]))
-
-
-def _unreadable(files: Sequence[tuple[str, str]]) -> Iterator[Finding]:
-    bombs = [(file, reason) for file, reason in files if "bomb" in reason]
-    damaged = [(file, reason) for file, reason in files if "bomb" not in reason]
-    for kind, found, advice in (
-        ("unreadable", damaged, "replace or remove them"),
-        ("too-large", bombs, "make them smaller, or remove them if you do not know where they come from"),
-    ):
-        if found:
-            message = f"{count(len(found), 'image')} cannot be read: left out"
-            named = listed(f"{file}: {reason}" for file, reason in found)
-            yield Finding(kind, f"{message} ({named})", tuple(file for file, _ in found), advice)
-
-
-def _lost(classes: set[str]) -> Iterator[Finding]:
-    if classes:
-        message = (
-            f"no image of {count(len(classes), 'class', 'classes')} can be read: left out ({listed(sorted(classes))})"
-        )
-        yield Finding("empty-class", message, (), "replace the images")
-
-
-def _check_options(image_size: int | None, channels: int | None) -> None:
-    if image_size is not None and not IMAGE_SIZES[0] <= image_size <= IMAGE_SIZES[-1]:
-        raise MixMatchError(f"image size {image_size} must lie between {IMAGE_SIZES[0]} and {IMAGE_SIZES[-1]}")
-    if channels not in (None, 1, 3):
-        raise MixMatchError(f"{channels} channels: images have 1 (gray) or 3 (color)")

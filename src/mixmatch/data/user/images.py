@@ -1,19 +1,32 @@
-"""A person's image files as arrays of the size a network takes, the same way for training and for prediction."""
+"""Image files as arrays of the size a network takes, the same way for training and for prediction.
+
+A folder's are decoded on all cores into one memory-mapped array, and only those that are new since the last time.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from mixmatch.data.cache import digest, earlier, mapped, new_file, write_rows
+from mixmatch.data.user.reading import IMAGE_SIZES
 from mixmatch.errors import MixMatchError
+from mixmatch.storage import temporary
+from mixmatch.text import count
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
@@ -26,9 +39,28 @@ LARGE = 16_000_000
 GRAY = ("1", "L", "LA", "La", "I", "F")
 TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
 
+CACHE_FORMAT = 2
+"""Part of every key: raise it when decoding changes, and old caches are not used."""
+
+CHUNK = 8
+"""Images a thread decodes per task."""
+
+Callback = Callable[[int, int], None]
+"""Called with how many images are done, and how many there are."""
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+Identity = tuple[str, int, int]
+"""Path, size and time of change: a file for which they are the same is taken to be the same."""
+
 
 class UnreadableImage(MixMatchError):
     """A file that holds no image that can be used; the message says why, without the file's name."""
+
+
+class ImageTooLarge(UnreadableImage):
+    """A file that would decode to more than `MAX_PIXELS`: perhaps a decompression bomb."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +76,7 @@ class Header:
 def find_images(paths: Iterable[Path]) -> list[Path]:
     """The image files among `paths` and in the folders among them, folders in order of name.
 
-    A folder that may not be read is among them, too, so that reading it tells why.
+    A folder that may not be read is among them, too, so that reading it says why.
     """
     found: list[Path] = []
     for path in paths:
@@ -65,25 +97,7 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def read_image(path: Path, shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
-    """An image file as uint8 (H, W, C) for a network that takes `shape` = (C, H, W), upright and resized."""
-    channels, height, width = shape
-    if channels not in (1, 3):
-        raise MixMatchError(f"image files have 1 or 3 channels, but the model takes {channels}")
-    try:
-        with quiet_pillow():
-            return decode(path, height, width, channels)[0]
-    except UnreadableImage as error:
-        raise MixMatchError(f"cannot read {path}: {error}") from None
-
-
-def probe(path: Path) -> Header:
-    """The header of an image file; raises `UnreadableImage`."""
-    with _opened(path) as image:
-        return _header(image)
-
-
-def decode(
+def decode_image(
     path: Path, height: int, width: int, channels: int, large: AbstractContextManager[object] | None = None
 ) -> tuple[npt.NDArray[np.uint8], Header]:
     """An image file as uint8 (H, W, C), and its header; raises `UnreadableImage`.
@@ -124,7 +138,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     try:
         with Image.open(path, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
-                raise UnreadableImage(
+                raise ImageTooLarge(
                     f"{image.width:,} x {image.height:,} pixels are more than {MAX_PIXELS // 10**6} million "
                     "(a decompression bomb?)"
                 )
@@ -134,7 +148,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     except UnidentifiedImageError:
         raise UnreadableImage("not a JPEG, PNG, WebP, BMP, TIFF or GIF image") from None
     except Image.DecompressionBombError:  # Pillow's own, larger limit comes before ours
-        raise UnreadableImage(f"more than {MAX_PIXELS // 10**6} million pixels (a decompression bomb?)") from None
+        raise ImageTooLarge(f"more than {MAX_PIXELS // 10**6} million pixels (a decompression bomb?)") from None
     except Exception as error:  # Pillow lets damaged files raise whatever their damage leads to
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UnreadableImage(" ".join(reason.split())) from None
@@ -170,3 +184,173 @@ def _flat(image: Image.Image) -> Image.Image:
 def visible(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """What can be shown of an image (H, W, C): its first three channels as colors, or if it has fewer, the first."""
     return pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., 0]
+
+
+# ---------------------------------------------------------------------------------------------- many files
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Why an image file cannot be used."""
+
+    reason: str
+    too_large: bool = False
+
+
+@dataclass(frozen=True)
+class DecodedFolder:
+    """The images of the readable files, and of every file its header or why it is unreadable."""
+
+    images: npt.NDArray[np.uint8]
+    identities: tuple[Identity, ...]
+    headers: tuple[Header | Unreadable, ...]
+
+    def rows(self) -> dict[Identity, int]:
+        """Which row of `images` a readable file has."""
+        readable = (i for i, header in zip(self.identities, self.headers, strict=True) if isinstance(header, Header))
+        return {identity: row for row, identity in enumerate(readable)}
+
+
+def decode_all(
+    root: Path,
+    identities: tuple[Identity, ...],
+    image_size: int | None,
+    channels: int | None,
+    cache: Path,
+    progress: Callback | None = None,
+) -> DecodedFolder:
+    """The images of these files, in order, memory-mapped from the cache, which is filled first if it has to be."""
+    family = f"own-{digest(str(root.resolve()))[:8]}-{image_size or 'auto'}-{channels or 'auto'}"
+    path = cache / f"{family}-{digest(json.dumps([CACHE_FORMAT, image_size, channels, identities]))}.npy"
+    if (decoded := _cached(path)) is not None and decoded.identities == identities:
+        return decoded
+    stale = earlier(path)
+    what = f"the {count(len(identities), 'decoded image')}"
+    with quiet_pillow(), new_file(path, what, "choose another place for them") as part:
+        known = next(filter(None, map(_cached, stale)), None)
+        headers = _decode_to(part, root, identities, image_size, channels, known, progress)
+        content = {"format": CACHE_FORMAT, "files": identities, "headers": [asdict(header) for header in headers]}
+        with temporary(path.with_suffix(".json")) as description:
+            description.write_text(json.dumps(content), encoding="utf-8")
+            description.replace(path.with_suffix(".json"))
+    for file in stale:
+        file.unlink(missing_ok=True)
+        file.with_suffix(".json").unlink(missing_ok=True)
+    if (decoded := _cached(path)) is None:
+        raise MixMatchError(f"the decoded images in {cache} are gone again; is another program removing them?")
+    return decoded
+
+
+def default_size(headers: Sequence[Header]) -> int:
+    """The image size nearest to the median shorter side, the smaller of two as near.
+
+    >>> default_size([Header(640, 100, "RGB", False)])
+    96
+    """
+    if not headers:
+        return IMAGE_SIZES[0]
+    median = float(np.median([min(header.width, header.height) for header in headers]))
+    return min(IMAGE_SIZES, key=lambda size: abs(size - median))
+
+
+def parallel_map(
+    function: Callable[[In], Out], inputs: Sequence[In], ahead: int | None = None
+) -> Generator[Out, None, None]:
+    """`map` on all cores. Only `ahead` results (by default a few) wait to be taken, however many inputs there are.
+
+    Threads, not processes: Pillow decodes and resizes without holding Python's lock, and a process would first have to
+    import torch. (Measured: benchmarks/decode.py.)
+    """
+    # A container or `taskset` may give the process fewer cores than the machine has.
+    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    chunks = (inputs[start : start + CHUNK] for start in range(0, len(inputs), CHUNK))
+    threads = ThreadPoolExecutor(workers, "decode")
+
+    def submit(chunk: Sequence[In]) -> Future[list[Out]]:
+        return threads.submit(lambda: [function(item) for item in chunk])
+
+    try:
+        waiting = deque(map(submit, islice(chunks, 2 * workers if ahead is None else -(-ahead // CHUNK))))
+        while waiting:
+            next_chunk = waiting.popleft()
+            waiting.extend(map(submit, islice(chunks, 1)))
+            yield from next_chunk.result()
+    finally:
+        threads.shutdown(wait=True, cancel_futures=True)
+
+
+def _decode_to(
+    path: Path,
+    root: Path,
+    identities: Sequence[Identity],
+    image_size: int | None,
+    channels: int | None,
+    known: DecodedFolder | None,
+    progress: Callback | None,
+) -> list[Header | Unreadable]:
+    """Decode the files into one .npy file, a row for each readable one, or copy the row of one decoded before.
+
+    So a user who labels a few more images waits for those images only.
+    """
+    before = dict(zip(known.identities, known.headers, strict=True)) if known is not None else {}
+    if image_size is None or channels is None:
+        probed = parallel_map(lambda i: before.get(i) or _probed(root / i[0]), identities)
+        readable = [header for header in probed if isinstance(header, Header)]
+        image_size = image_size or default_size(readable)
+        channels = channels or (1 if readable and all(header.gray for header in readable) else 3)
+    shape = (image_size, image_size, channels)
+    rows = known.rows() if known is not None and known.images.shape[1:] == shape else {}
+    large = threading.Lock()
+
+    def row_of(identity: Identity) -> tuple[npt.NDArray[np.uint8] | None, Header | Unreadable]:
+        if known is not None and identity in rows:
+            return known.images[rows[identity]], before[identity]
+        try:
+            return decode_image(root / identity[0], *shape, large=large)
+        except UnreadableImage as error:
+            return None, _unreadable(error)
+
+    headers: list[Header | Unreadable] = []
+
+    def pixels() -> Iterator[npt.NDArray[np.uint8]]:
+        for image, header in parallel_map(row_of, identities):
+            headers.append(header)
+            if image is not None:
+                yield image[None]
+            if progress is not None:
+                progress(len(headers), len(identities))
+
+    write_rows(path, (len(identities), *shape), pixels())
+    if isinstance(headers[0], Unreadable) and not any(isinstance(header, Header) for header in headers):
+        example = f"{identities[0][0]}: {headers[0].reason}"
+        raise MixMatchError(f"none of the images in {root} can be read, for example {example}")
+    return headers
+
+
+def _probed(file: Path) -> Header | Unreadable:
+    try:
+        with _opened(file) as image:
+            return _header(image)
+    except UnreadableImage as error:
+        return _unreadable(error)
+
+
+def _unreadable(error: UnreadableImage) -> Unreadable:
+    return Unreadable(str(error), isinstance(error, ImageTooLarge))
+
+
+def _cached(path: Path) -> DecodedFolder | None:
+    """What an earlier call left, if it is whole."""
+    try:
+        content = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        if content["format"] != CACHE_FORMAT:
+            return None
+        identities = tuple((file, size, changed) for file, size, changed in content["files"])
+        headers = tuple(Unreadable(**h) if "reason" in h else Header(**h) for h in content["headers"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    images = mapped(path)
+    readable = sum(isinstance(header, Header) for header in headers)
+    if images is None or images.ndim != 4 or len(images) != readable or len(identities) != len(headers):
+        return None
+    return DecodedFolder(images, identities, headers)

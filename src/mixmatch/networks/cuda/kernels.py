@@ -1,9 +1,13 @@
 """Triton kernels for a network of batch norm, leaky ReLU and convolutions, on bf16 images in (N, H, W, C) order.
 
-Statistics of batch norm are sums of values and of squares, laid out (batches, 2, channels of all layers). A convolution
-adds up those of its own output while it has it at hand, and its backward pass those that batch norm's gradient needs.
-Batches of images, of so many `rows` each, lie one after the other, and each is normalized by itself. What is not needed
-again soon is read with the hint to give up its place in the L2 cache first (`evict_first`).
+- A convolution is an implicit matrix product. A row stands for an output pixel, or for PIXELS_PER_ROW adjacent ones; a
+  column for an output channel of one of them. A program computes a tile of BM rows and BN columns, BK inputs at a time.
+- Batches of images follow each other in a tensor, `batch_pixels` pixels each. Each batch is normalized by itself, and
+  a tile never spans two of them.
+- Statistics of batch norm are sums, (batches, 2, all_channels) for the channels of all layers: of values and of their
+  squares. A convolution adds to those of its output in its epilogue. Backwards the two sums are those that the gradient
+  of batch norm needs: of gradients, and of their products with the normalized values.
+- `evict_first` marks reads of what is not needed again soon, so that the L2 cache keeps other data.
 """
 
 from __future__ import annotations
@@ -13,36 +17,36 @@ import triton.language as tl
 
 
 @triton.jit
-def _statistics(sums, c, total, batch, rows, EPS: tl.constexpr):
-    """The mean of channels c in a batch, and the reciprocal of their deviation."""
-    mean = tl.load(sums + batch * 2 * total + c) / rows
-    square = tl.load(sums + batch * 2 * total + total + c) / rows
+def _statistics(sums, c, all_channels, batch, batch_pixels, EPS: tl.constexpr):
+    """The mean of channels c in a batch, and the reciprocal of their standard deviation."""
+    mean = tl.load(sums + batch * 2 * all_channels + c) / batch_pixels
+    square = tl.load(sums + batch * 2 * all_channels + all_channels + c) / batch_pixels
     return mean, 1.0 / tl.sqrt(tl.maximum(square - mean * mean, 0.0) + EPS)
 
 
 @triton.jit
 def _affine(mean, rstd, gamma, beta, c):
-    """Batch norm as a slope and an offset."""
+    """Batch norm as a scale and a shift."""
     scale = tl.load(gamma + c) * rstd
     return scale[None, :], (tl.load(beta + c) - mean * scale)[None, :]
 
 
 @triton.jit
-def _finish(
+def _epilogue(
     acc,
-    at,
+    offsets,
     c,
     batch,
-    rows,
+    batch_pixels,
     bias,
     residual,
     y,
     sums,
-    raw,
-    raw_sums,
+    norm_input,
+    norm_input_sums,
     gamma,
     beta,
-    total,
+    all_channels,
     BACKWARD: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
@@ -50,30 +54,30 @@ def _finish(
     EPS: tl.constexpr,
     SLOPE: tl.constexpr,
 ):
-    """What a convolution does with its sums `acc`, which belong `at` places of y, to channels c and to a batch of so
-    many rows."""
+    """What a convolution does with the accumulator `acc` of a tile: its values go to `offsets` in y, and are of
+    channels c and of one batch."""
     if BIAS:
         acc += tl.load(bias + c)[None, :]
     if RESIDUAL:
-        acc += tl.load(residual + at).to(tl.float32)
+        acc += tl.load(residual + offsets).to(tl.float32)
     if BACKWARD and SUMS:
-        before = tl.load(raw + at).to(tl.float32)
-        mean, rstd = _statistics(raw_sums, c, total, batch, rows, EPS)
+        before = tl.load(norm_input + offsets).to(tl.float32)
+        mean, rstd = _statistics(norm_input_sums, c, all_channels, batch, batch_pixels, EPS)
         scale, shift = _affine(mean, rstd, gamma, beta, c)
         out = tl.where(before * scale + shift > 0, acc, SLOPE * acc).to(y.dtype.element_ty)
-        tl.store(y + at, out)
+        tl.store(y + offsets, out)
         value = out.to(tl.float32)
-        plain = tl.sum(value, 0)
-        product = (tl.sum(value * before, 0) - mean * plain) * rstd
+        first_sum = tl.sum(value, 0)
+        second_sum = (tl.sum(value * before, 0) - mean * first_sum) * rstd
     else:
         out = acc.to(y.dtype.element_ty)
-        tl.store(y + at, out)
+        tl.store(y + offsets, out)
         value = out.to(tl.float32)
-        plain = tl.sum(value, 0)
-        product = tl.sum(value * value, 0)
+        first_sum = tl.sum(value, 0)
+        second_sum = tl.sum(value * value, 0)
     if SUMS:
-        tl.atomic_add(sums + batch * 2 * total + c, plain, sem="relaxed")
-        tl.atomic_add(sums + batch * 2 * total + total + c, product, sem="relaxed")
+        tl.atomic_add(sums + batch * 2 * all_channels + c, first_sum, sem="relaxed")
+        tl.atomic_add(sums + batch * 2 * all_channels + all_channels + c, second_sum, sem="relaxed")
 
 
 @triton.jit
@@ -84,12 +88,12 @@ def convolve(
     residual,
     y,
     sums,
-    raw,
-    raw_sums,
+    norm_input,
+    norm_input_sums,
     gamma,
     beta,
-    total,
-    rows,
+    all_channels,
+    batch_pixels,
     H: tl.constexpr,
     W: tl.constexpr,
     IN_H: tl.constexpr,
@@ -112,15 +116,15 @@ def convolve(
 ):
     """y = convolution of x with w, plus bias and residual.
 
-    w is (out, SIZE, SIZE, in) in memory. BACKWARD applies it the other way, from the gradient of the output to that of
-    the input, then through leaky ReLU and to batch norm's normalized values; `raw` is what was normalized. Then SUMS
-    adds up the gradients and their products with those values, else the outputs and their squares.
+    w is (out, SIZE, SIZE, in) in memory. BACKWARD computes the gradient of the input from that of the output. SUMS
+    adds to the sums of batch norm; backwards, the gradient first goes through leaky ReLU to the output of batch norm,
+    whose input was `norm_input`.
 
-    Backwards through a stride, only every STRIDE-th tap reaches a pixel, and which ones depends on whether its row and
-    column are even: a tile is of pixels alike, so that no tap is in vain.
+    Backwards through a stride, the taps that reach a pixel depend on whether its line and column are even or odd. So a
+    tile holds pixels that agree in both, and no tap is multiplied in vain.
     """
     n = tl.program_id(1) * BN + tl.arange(0, BN)
-    STEP: tl.constexpr = STRIDE if BACKWARD else 1  # between rows, and columns, that are alike
+    STEP: tl.constexpr = STRIDE if BACKWARD else 1  # between lines, and columns, of the pixels of a tile
     if STEP == 1:
         tile = tl.program_id(0)
         first_y = 0
@@ -136,19 +140,19 @@ def convolve(
         taps_x = (SIZE - first_x + STEP - 1) // STEP
     j = tile * BM + tl.arange(0, BM)
     column = (j % (W // STEP)) * STEP + first_x
-    row = (j // (W // STEP)) % (H // STEP) * STEP + first_y
+    line = (j // (W // STEP)) % (H // STEP) * STEP + first_y
     image = j // ((W // STEP) * (H // STEP))
-    m = (image * H + row) * W + column
+    m = (image * H + line) * W + column
     c = tl.arange(0, BK)
     if BACKWARD:
-        up = (row + PAD - first_y) // STRIDE
+        top = (line + PAD - first_y) // STRIDE
         left = (column + PAD - first_x) // STRIDE
         weights = w + c[:, None] * (SIZE * SIZE * OUT_C) + n[None, :]
     else:
-        up = row * STRIDE - PAD
+        top = line * STRIDE - PAD
         left = column * STRIDE - PAD
         weights = w + n[None, :] * (SIZE * SIZE * IN_C) + c[:, None]
-    inputs = x + (((image * IN_H + up) * IN_W + left) * IN_C)[:, None] + c[None, :]
+    inputs = x + (((image * IN_H + top) * IN_W + left) * IN_C)[:, None] + c[None, :]
     first_tap = first_y * SIZE + first_x
     BLOCKS: tl.constexpr = (IN_C + BK - 1) // BK
     acc = tl.zeros((BM, BN), dtype=tl.float32)
@@ -158,48 +162,48 @@ def convolve(
         tap = first_tap + (dy * SIZE + dx) * STEP
         block = (i % BLOCKS) * BK
         if BACKWARD:
-            inside = (up - dy >= 0) & (up - dy < IN_H) & (left - dx >= 0) & (left - dx < IN_W)
+            inside = (top - dy >= 0) & (top - dy < IN_H) & (left - dx >= 0) & (left - dx < IN_W)
             from_inputs = inputs + (block - (dy * IN_W + dx) * IN_C)
             from_weights = weights + (block * (SIZE * SIZE * OUT_C) + tap * OUT_C)
         else:
-            inside = (up + dy >= 0) & (up + dy < IN_H) & (left + dx >= 0) & (left + dx < IN_W)
+            inside = (top + dy >= 0) & (top + dy < IN_H) & (left + dx >= 0) & (left + dx < IN_W)
             from_inputs = inputs + (block + (dy * IN_W + dx) * IN_C)
             from_weights = weights + (block + tap * IN_C)
         if IN_C % BK == 0:
             a = tl.load(from_inputs, mask=inside[:, None], other=0.0)
             b = tl.load(from_weights)
         else:
-            known = block + c < IN_C
-            a = tl.load(from_inputs, mask=inside[:, None] & known[None, :], other=0.0)
-            b = tl.load(from_weights, mask=known[:, None], other=0.0)
+            in_range = block + c < IN_C
+            a = tl.load(from_inputs, mask=inside[:, None] & in_range[None, :], other=0.0)
+            b = tl.load(from_weights, mask=in_range[:, None], other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
-    at = m[:, None] * OUT_C + n[None, :]
-    batch = tile * BM * STEP * STEP // rows
-    _finish(
-        acc, at, n, batch, rows, bias, residual, y, sums, raw, raw_sums, gamma, beta, total,
-        BACKWARD, BIAS, RESIDUAL, SUMS, EPS, SLOPE,
+    offsets = m[:, None] * OUT_C + n[None, :]
+    batch = tile * BM * STEP * STEP // batch_pixels
+    _epilogue(
+        acc, offsets, n, batch, batch_pixels, bias, residual, y, sums, norm_input, norm_input_sums, gamma,
+        beta, all_channels, BACKWARD, BIAS, RESIDUAL, SUMS, EPS, SLOPE,
     )  # fmt: skip
 
 
 @triton.jit
-def convolve_spans(
+def convolve_few_channels(
     x,
     w,
     bias,
     residual,
     y,
     sums,
-    raw,
-    raw_sums,
+    norm_input,
+    norm_input_sums,
     gamma,
     beta,
-    total,
-    rows,
+    all_channels,
+    batch_pixels,
     H: tl.constexpr,
     W: tl.constexpr,
     IN_C: tl.constexpr,
     OUT_C: tl.constexpr,
-    SPAN: tl.constexpr,
+    PIXELS_PER_ROW: tl.constexpr,
     BACKWARD: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
@@ -211,63 +215,65 @@ def convolve_spans(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """`convolve` with a kernel of 3x3 and stride 1, for few channels: SPAN neighbouring pixels are computed together
-    from the SPAN + 2 above, beside and below them, which lie one after the other in memory, so that each input is read
-    3 * (SPAN + 2) / SPAN times and not 9 times.
+    """`convolve` for few channels, with a kernel of 3x3 and stride 1: computes PIXELS_PER_ROW adjacent pixels together.
 
-    w is (SPAN, out, 3, SPAN + 2, in) in memory, zero where a pixel is not reached, and for BACKWARD already turned.
+    Their inputs are the PIXELS_PER_ROW + 2 pixels of each of three lines, which are contiguous in memory. So each input
+    is read 3 * (PIXELS_PER_ROW + 2) / PIXELS_PER_ROW times, not 9 times.
+
+    w is (PIXELS_PER_ROW, out, 3, PIXELS_PER_ROW + 2, in) in memory, with zeros for inputs that a pixel does not have;
+    for BACKWARD it is already transposed and flipped.
     """
-    WIDTH: tl.constexpr = (SPAN + 2) * IN_C
+    WIDTH: tl.constexpr = (PIXELS_PER_ROW + 2) * IN_C
     BLOCKS: tl.constexpr = (WIDTH + BK - 1) // BK
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
     j = tl.program_id(0) * BM + tl.arange(0, BM)
-    left = j % (W // SPAN) * SPAN - 1
-    up = (j // (W // SPAN)) % H - 1
-    image = j // ((W // SPAN) * H)
-    inputs = x + (((image * H + up) * W + left) * IN_C)[:, None] + k[None, :]
+    left = j % (W // PIXELS_PER_ROW) * PIXELS_PER_ROW - 1
+    top = (j // (W // PIXELS_PER_ROW)) % H - 1
+    image = j // ((W // PIXELS_PER_ROW) * H)
+    inputs = x + (((image * H + top) * W + left) * IN_C)[:, None] + k[None, :]
     weights = w + (n * (3 * WIDTH))[None, :] + k[:, None]
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     for i in range(3 * BLOCKS):
         dy = i // BLOCKS
         block = (i % BLOCKS) * BK
-        at_x = left[:, None] + ((block + k) // IN_C)[None, :]
-        inside = ((up + dy >= 0) & (up + dy < H))[:, None] & (at_x >= 0) & (at_x < W)
+        columns = left[:, None] + ((block + k) // IN_C)[None, :]
+        inside = ((top + dy >= 0) & (top + dy < H))[:, None] & (columns >= 0) & (columns < W)
         if WIDTH % BK == 0:
             a = tl.load(inputs + (dy * W * IN_C + block), mask=inside, other=0.0)
             b = tl.load(weights + (dy * WIDTH + block))
         else:
-            known = block + k < WIDTH
-            a = tl.load(inputs + (dy * W * IN_C + block), mask=inside & known[None, :], other=0.0)
-            b = tl.load(weights + (dy * WIDTH + block), mask=known[:, None], other=0.0)
+            in_range = block + k < WIDTH
+            a = tl.load(inputs + (dy * W * IN_C + block), mask=inside & in_range[None, :], other=0.0)
+            b = tl.load(weights + (dy * WIDTH + block), mask=in_range[:, None], other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
-    at = j[:, None] * (SPAN * OUT_C) + n[None, :]
-    batch = tl.program_id(0) * BM * SPAN // rows
-    _finish(
-        acc, at, n % OUT_C, batch, rows, bias, residual, y, sums, raw, raw_sums, gamma, beta, total,
-        BACKWARD, BIAS, RESIDUAL, SUMS, EPS, SLOPE,
+    offsets = j[:, None] * (PIXELS_PER_ROW * OUT_C) + n[None, :]
+    batch = tl.program_id(0) * BM * PIXELS_PER_ROW // batch_pixels
+    _epilogue(
+        acc, offsets, n % OUT_C, batch, batch_pixels, bias, residual, y, sums, norm_input, norm_input_sums, gamma,
+        beta, all_channels, BACKWARD, BIAS, RESIDUAL, SUMS, EPS, SLOPE,
     )  # fmt: skip
 
 
 @triton.jit
-def convolve_boxes(
+def convolve_tma(
     x,
     w,
     bias,
     residual,
     y,
     sums,
-    raw,
-    raw_sums,
+    norm_input,
+    norm_input_sums,
     gamma,
     beta,
-    total,
-    rows,
+    all_channels,
+    batch_pixels,
     H: tl.constexpr,
     W: tl.constexpr,
     IN_C: tl.constexpr,
     OUT_C: tl.constexpr,
-    SPAN: tl.constexpr,
+    PIXELS_PER_ROW: tl.constexpr,
     BACKWARD: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
@@ -279,38 +285,42 @@ def convolve_boxes(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """`convolve` with a kernel of 3x3 and stride 1, and `convolve_spans` where SPAN > 1, on a GPU that copies boxes of
-    a tensor by itself, with zeros for what lies outside: no thread computes addresses.
+    """`convolve` with a kernel of 3x3 and stride 1, and `convolve_few_channels` where PIXELS_PER_ROW > 1, by TMA.
 
-    x is described as (images, H, W / SPAN, SPAN * in), w as (SPAN * out, 3 * (SPAN + 2) * in), and as (in, 9 * out) for
-    BACKWARD and a SPAN of 1. Pixels are the columns of the product and channels its rows: a factor on the right is
-    multiplied where it was copied to, one on the left that has been reshaped would first go through registers.
+    The GPU copies blocks of a tensor by itself, with zeros for what lies outside of it: no thread computes addresses.
+    x is a descriptor of (images, H, W / PIXELS_PER_ROW, PIXELS_PER_ROW * in), w of (PIXELS_PER_ROW * out,
+    3 * (PIXELS_PER_ROW + 2) * in), and for BACKWARD with a PIXELS_PER_ROW of 1 of (in, 9 * out).
+
+    The product is transposed: pixels are its columns and channels its rows. The tensor cores read a right factor from
+    shared memory, where it was copied to, but a reshaped left factor would go through registers first.
     """
     BLOCKS: tl.constexpr = IN_C // BK
-    TAPS: tl.constexpr = SPAN + 2
-    ACROSS: tl.constexpr = W // SPAN
+    TAPS: tl.constexpr = PIXELS_PER_ROW + 2
+    ROWS_PER_LINE: tl.constexpr = W // PIXELS_PER_ROW
     first = tl.program_id(0) * BM
     first_n = tl.program_id(1) * BN
-    image = first // (ACROSS * H)
-    up = first // ACROSS % H - 1
+    image = first // (ROWS_PER_LINE * H)
+    top = first // ROWS_PER_LINE % H - 1
     acc = tl.zeros((BN, BM), dtype=tl.float32)
     for i in range(3 * TAPS * BLOCKS):
         dy = i // (TAPS * BLOCKS)
         dx = i // BLOCKS % TAPS
         block = (i % BLOCKS) * BK
-        left = dx + SPAN - 1  # of the span before
-        pixels = x.load([image, up + dy, left // SPAN - 1, left % SPAN * IN_C + block]).reshape(BM, BK)
-        if BACKWARD and SPAN == 1:
+        left = dx + PIXELS_PER_ROW - 1  # counted from the pixels of the row before
+        pixels = x.load([image, top + dy, left // PIXELS_PER_ROW - 1, left % PIXELS_PER_ROW * IN_C + block]).reshape(
+            BM, BK
+        )
+        if BACKWARD and PIXELS_PER_ROW == 1:
             weights = w.load([block, (8 - dy * 3 - dx) * OUT_C + first_n]).T
         else:
             weights = w.load([first_n, (dy * TAPS + dx) * IN_C + block])
         acc = tl.dot(weights, pixels.T, acc, input_precision=PRECISION)
     n = first_n + tl.arange(0, BN)
-    at = (first + tl.arange(0, BM))[:, None] * (SPAN * OUT_C) + n[None, :]
-    batch = first * SPAN // rows
-    _finish(
-        acc.T, at, n % OUT_C, batch, rows, bias, residual, y, sums, raw, raw_sums, gamma, beta, total,
-        BACKWARD, BIAS, RESIDUAL, SUMS, EPS, SLOPE,
+    offsets = (first + tl.arange(0, BM))[:, None] * (PIXELS_PER_ROW * OUT_C) + n[None, :]
+    batch = first * PIXELS_PER_ROW // batch_pixels
+    _epilogue(
+        acc.T, offsets, n % OUT_C, batch, batch_pixels, bias, residual, y, sums, norm_input, norm_input_sums, gamma,
+        beta, all_channels, BACKWARD, BIAS, RESIDUAL, SUMS, EPS, SLOPE,
     )  # fmt: skip
 
 
@@ -319,7 +329,7 @@ def weight_gradient(
     x,
     g,
     dw,
-    rows,
+    rows_per_program,
     H: tl.constexpr,
     W: tl.constexpr,
     IN_H: tl.constexpr,
@@ -329,54 +339,54 @@ def weight_gradient(
     SIZE: tl.constexpr,
     STRIDE: tl.constexpr,
     PAD: tl.constexpr,
-    SPAN: tl.constexpr,
+    PIXELS_PER_ROW: tl.constexpr,
     TAPS: tl.constexpr,
     COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """dw (out, SIZE, SIZE, in) += the gradient of a convolution's weights, from its input x and output's gradient g.
+    """dw (out, SIZE, SIZE, in) += the gradient of a convolution's weights, from its input x and its output's gradient.
 
-    A program takes `rows` outputs, or spans of SPAN neighbouring ones, and `TAPS` neighbouring taps of a row of the
-    kernel: their inputs lie one after the other in memory. Of the products of a span's inputs and outputs, those too
-    far apart for a tap are left out.
+    A program takes `rows_per_program` rows of PIXELS_PER_ROW outputs, and TAPS adjacent taps of a line of the kernel,
+    whose inputs are contiguous in memory. Of the products of a row's inputs and outputs, those that no tap connects
+    are left out.
     """
     PARTS: tl.constexpr = SIZE // TAPS
-    WIDTH: tl.constexpr = (TAPS + SPAN - 1) * IN_C
-    ACROSS: tl.constexpr = W // SPAN
+    WIDTH: tl.constexpr = (TAPS + PIXELS_PER_ROW - 1) * IN_C
+    ROWS_PER_LINE: tl.constexpr = W // PIXELS_PER_ROW
     dy = tl.program_id(0) // PARTS
     first_tap = (tl.program_id(0) % PARTS) * TAPS
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     j = tl.arange(0, COLUMNS)
     dx = first_tap + j // IN_C
-    start = tl.program_id(2) * rows
+    start = tl.program_id(2) * rows_per_program
     acc = tl.zeros((COLUMNS, BN), dtype=tl.float32)
-    for i in range(0, rows, BM):
+    for i in range(0, rows_per_program, BM):
         m = start + i + tl.arange(0, BM)
-        column = m % ACROSS * SPAN
-        row = (m // ACROSS) % H
-        image = m // (ACROSS * H)
-        up = row * STRIDE - PAD + dy
+        column = m % ROWS_PER_LINE * PIXELS_PER_ROW
+        line = (m // ROWS_PER_LINE) % H
+        image = m // (ROWS_PER_LINE * H)
+        top = line * STRIDE - PAD + dy
         left = column * STRIDE - PAD
-        at = x + (((image * IN_H + up) * IN_W + left + first_tap) * IN_C)[:, None] + j[None, :]
+        inputs = x + (((image * IN_H + top) * IN_W + left + first_tap) * IN_C)[:, None] + j[None, :]
         inside = (left[:, None] + dx[None, :] >= 0) & (left[:, None] + dx[None, :] < IN_W) & (j < WIDTH)[None, :]
-        b = tl.load(g + m[:, None] * (SPAN * OUT_C) + n[None, :])
-        a = tl.load(at, mask=inside & ((up >= 0) & (up < IN_H))[:, None], other=0.0)
+        b = tl.load(g + m[:, None] * (PIXELS_PER_ROW * OUT_C) + n[None, :])
+        a = tl.load(inputs, mask=inside & ((top >= 0) & (top < IN_H))[:, None], other=0.0)
         acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION)
     pixel = n // OUT_C
     tap = (j // IN_C)[:, None] - pixel[None, :]
-    own = dw + (n % OUT_C * (SIZE * SIZE * IN_C) - pixel * IN_C)[None, :]
-    place = own + (dy * SIZE + first_tap) * IN_C + j[:, None]
-    tl.atomic_add(place, acc, mask=(tap >= 0) & (tap < TAPS), sem="relaxed")
+    outputs = dw + (n % OUT_C * (SIZE * SIZE * IN_C) - pixel * IN_C)[None, :]
+    destination = outputs + (dy * SIZE + first_tap) * IN_C + j[:, None]
+    tl.atomic_add(destination, acc, mask=(tap >= 0) & (tap < TAPS), sem="relaxed")
 
 
 @triton.jit
-def weight_gradient_boxes(
+def weight_gradient_tma(
     x,
     g,
     dw,
-    rows,
+    rows_per_program,
     H: tl.constexpr,
     W: tl.constexpr,
     IN_C: tl.constexpr,
@@ -385,21 +395,23 @@ def weight_gradient_boxes(
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """`weight_gradient` of a kernel of 3x3 and stride 1, a tap to a program, as `convolve_boxes`; g is described as
-    (pixels, out)."""
+    """`weight_gradient` for a kernel of 3x3 and stride 1, with one tap per program, by TMA.
+
+    x is a descriptor of (images, H, W, in), g of (pixels, out).
+    """
     dy = tl.program_id(0) // 3
     dx = tl.program_id(0) % 3
     first_n = tl.program_id(1) * BN
-    start = tl.program_id(2) * rows
+    start = tl.program_id(2) * rows_per_program
     acc = tl.zeros((BN, IN_C), dtype=tl.float32)
-    for i in range(0, rows, BM):
+    for i in range(0, rows_per_program, BM):
         first = start + i
         outputs = g.load([first, first_n]).T
         inputs = x.load([first // (W * H), first // W % H + dy - 1, dx - 1, 0]).reshape(BM, IN_C)
         acc = tl.dot(outputs, inputs, acc, input_precision=PRECISION)
     n = first_n + tl.arange(0, BN)
-    place = dw + (n * (9 * IN_C) + (dy * 3 + dx) * IN_C)[:, None] + tl.arange(0, IN_C)[None, :]
-    tl.atomic_add(place, acc, sem="relaxed")
+    destination = dw + (n * (9 * IN_C) + (dy * 3 + dx) * IN_C)[:, None] + tl.arange(0, IN_C)[None, :]
+    tl.atomic_add(destination, acc, sem="relaxed")
 
 
 @triton.jit
@@ -409,22 +421,22 @@ def normalize(
     gamma,
     beta,
     y,
-    total,
-    rows,
+    all_channels,
+    batch_pixels,
     C: tl.constexpr,
     EPS: tl.constexpr,
     SLOPE: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """y = leaky ReLU of batch norm of x (rows, C)."""
+    """y = leaky ReLU of batch norm of x (pixels, C)."""
     tile = tl.program_id(0)
     c = tl.arange(0, C)
-    at = (tile * BM + tl.arange(0, BM))[:, None] * C + c[None, :]
-    batch = tile * BM // rows
-    mean, rstd = _statistics(sums, c, total, batch, rows, EPS)
+    offsets = (tile * BM + tl.arange(0, BM))[:, None] * C + c[None, :]
+    batch = tile * BM // batch_pixels
+    mean, rstd = _statistics(sums, c, all_channels, batch, batch_pixels, EPS)
     scale, shift = _affine(mean, rstd, gamma, beta, c)
-    z = tl.load(x + at, eviction_policy="evict_first").to(tl.float32) * scale + shift
-    tl.store(y + at, tl.where(z > 0, z, SLOPE * z).to(y.dtype.element_ty))
+    z = tl.load(x + offsets, eviction_policy="evict_first").to(tl.float32) * scale + shift
+    tl.store(y + offsets, tl.where(z > 0, z, SLOPE * z).to(y.dtype.element_ty))
 
 
 @triton.jit
@@ -434,8 +446,8 @@ def pool(
     gamma,
     beta,
     y,
-    total,
-    rows,
+    all_channels,
+    batch_pixels,
     C: tl.constexpr,
     PIXELS: tl.constexpr,
     EPS: tl.constexpr,
@@ -445,13 +457,13 @@ def pool(
     """y (N, C) = the mean over each image's pixels of leaky ReLU of batch norm of x."""
     image = tl.program_id(0)
     c = tl.arange(0, C)
-    batch = image * PIXELS // rows
-    mean, rstd = _statistics(sums, c, total, batch, rows, EPS)
+    batch = image * PIXELS // batch_pixels
+    mean, rstd = _statistics(sums, c, all_channels, batch, batch_pixels, EPS)
     scale, shift = _affine(mean, rstd, gamma, beta, c)
     acc = tl.zeros((C,), dtype=tl.float32)
     for i in range(0, PIXELS, BM):
-        at = (image * PIXELS + i + tl.arange(0, BM))[:, None] * C + c[None, :]
-        z = tl.load(x + at).to(tl.float32) * scale + shift
+        offsets = (image * PIXELS + i + tl.arange(0, BM))[:, None] * C + c[None, :]
+        z = tl.load(x + offsets).to(tl.float32) * scale + shift
         acc += tl.sum(tl.where(z > 0, z, SLOPE * z), 0)
     tl.store(y + image * C + c, acc / PIXELS)
 
@@ -465,32 +477,32 @@ def pool_gradient(
     beta,
     y,
     out_sums,
-    total,
-    rows,
+    all_channels,
+    batch_pixels,
     C: tl.constexpr,
     PIXELS: tl.constexpr,
     EPS: tl.constexpr,
     SLOPE: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """What BACKWARD of `convolve` does after its sum, for the gradient of `pool`: g (images, C), for all pixels of an
-    image alike."""
+    """The gradient of `pool` at the output of batch norm, with its sums: the epilogue of a backward `convolve`, for g
+    (images, C), which is the same for all pixels of an image."""
     tile = tl.program_id(0)
     c = tl.arange(0, C)
     m = tile * BM + tl.arange(0, BM)
-    at = m[:, None] * C + c[None, :]
-    batch = tile * BM // rows
-    raw = tl.load(x + at).to(tl.float32)
-    mean, rstd = _statistics(sums, c, total, batch, rows, EPS)
+    offsets = m[:, None] * C + c[None, :]
+    batch = tile * BM // batch_pixels
+    norm_input = tl.load(x + offsets).to(tl.float32)
+    mean, rstd = _statistics(sums, c, all_channels, batch, batch_pixels, EPS)
     scale, shift = _affine(mean, rstd, gamma, beta, c)
     d = tl.load(g + (m // PIXELS)[:, None] * C + c[None, :]).to(tl.float32) / PIXELS
-    out = tl.where(raw * scale + shift > 0, d, SLOPE * d).to(y.dtype.element_ty)
-    tl.store(y + at, out)
+    out = tl.where(norm_input * scale + shift > 0, d, SLOPE * d).to(y.dtype.element_ty)
+    tl.store(y + offsets, out)
     value = out.to(tl.float32)
-    plain = tl.sum(value, 0)
-    tl.atomic_add(out_sums + batch * 2 * total + c, plain, sem="relaxed")
-    product = (tl.sum(value * raw, 0) - mean * plain) * rstd
-    tl.atomic_add(out_sums + batch * 2 * total + total + c, product, sem="relaxed")
+    first_sum = tl.sum(value, 0)
+    tl.atomic_add(out_sums + batch * 2 * all_channels + c, first_sum, sem="relaxed")
+    second_sum = (tl.sum(value * norm_input, 0) - mean * first_sum) * rstd
+    tl.atomic_add(out_sums + batch * 2 * all_channels + all_channels + c, second_sum, sem="relaxed")
 
 
 @triton.jit
@@ -502,29 +514,29 @@ def norm_gradient(
     gamma,
     residual,
     y,
-    total,
-    rows,
+    all_channels,
+    batch_pixels,
     C: tl.constexpr,
     RESIDUAL: tl.constexpr,
     EPS: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """y = the gradient of what was normalized, from that of the normalized values (times gamma), plus residual."""
+    """y = the gradient of batch norm's input x, from the gradient g of its output and their sums, plus residual."""
     tile = tl.program_id(0)
     c = tl.arange(0, C)
-    at = (tile * BM + tl.arange(0, BM))[:, None] * C + c[None, :]
-    batch = tile * BM // rows
-    mean, rstd = _statistics(sums, c, total, batch, rows, EPS)
-    mean_g = tl.load(g_sums + batch * 2 * total + c) / rows
-    slope = tl.load(g_sums + batch * 2 * total + total + c) / rows
+    offsets = (tile * BM + tl.arange(0, BM))[:, None] * C + c[None, :]
+    batch = tile * BM // batch_pixels
+    mean, rstd = _statistics(sums, c, all_channels, batch, batch_pixels, EPS)
+    mean_g = tl.load(g_sums + batch * 2 * all_channels + c) / batch_pixels
+    mean_gx = tl.load(g_sums + batch * 2 * all_channels + all_channels + c) / batch_pixels
     scale = tl.load(gamma + c) * rstd
-    by_x = -scale * slope * rstd
-    shift = -scale * mean_g - by_x * mean
+    x_scale = -scale * mean_gx * rstd
+    shift = -scale * mean_g - x_scale * mean
     d = (
-        tl.load(g + at, eviction_policy="evict_first").to(tl.float32) * scale[None, :]
-        + tl.load(x + at, eviction_policy="evict_first").to(tl.float32) * by_x[None, :]
+        tl.load(g + offsets, eviction_policy="evict_first").to(tl.float32) * scale[None, :]
+        + tl.load(x + offsets, eviction_policy="evict_first").to(tl.float32) * x_scale[None, :]
         + shift[None, :]
     )
     if RESIDUAL:
-        d += tl.load(residual + at).to(tl.float32)
-    tl.store(y + at, d.to(y.dtype.element_ty))
+        d += tl.load(residual + offsets).to(tl.float32)
+    tl.store(y + offsets, d.to(y.dtype.element_ty))

@@ -1,0 +1,65 @@
+"""`mixmatch methods`: which methods there are, and what each can be set to."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from mixmatch import methods as methods_
+from mixmatch.cli.options import Json, console, print_json
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A method, to see its settings.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the methods, or the settings of one.
+
+    Examples:
+
+      mixmatch methods
+
+      mixmatch methods ict
+    """
+    if name is None:
+        listed = {name: _first_line(cls) for name, cls in methods_.METHODS.items()}
+        if as_json:
+            print_json([{"name": name, "about": about} for name, about in listed.items()])
+            return
+        table = Table("name", "what it does", box=box.SIMPLE)
+        for each, about in listed.items():
+            table.add_row(each, escape(about))
+        console().print(table)
+        console().print("the settings of one: mixmatch methods NAME", markup=False)
+        return
+    cls = methods_.find(name)
+    settings = methods_.declared(name)
+    if as_json:
+        rows = [
+            {"name": setting.name, "default": setting.default, "must_be": setting.wanted, "help": setting.help}
+            for setting in settings.values()
+        ]
+        print_json(
+            {"name": name, "about": inspect.getdoc(cls), "run_defaults": dict(cls.run_defaults), "settings": rows}
+        )
+        return
+    screen = console()
+    screen.print(f"[bold]{name}[/bold]: {escape(inspect.getdoc(cls) or '')}\n", soft_wrap=False)
+    if cls.run_defaults:
+        values = ", ".join(f"{setting} {value}" for setting, value in cls.run_defaults.items())
+        screen.print(f"It changes the run's defaults: {values}\n", markup=False)
+    table = Table("setting", "default", "must be", "meaning", box=box.SIMPLE)
+    for setting in settings.values():
+        table.add_row(setting.name, str(setting.default), escape(setting.wanted), escape(setting.help))
+    screen.print(table)
+
+
+def _first_line(cls: type[methods_.Method]) -> str:
+    """The first sentence of the module that a method is in, which names its paper."""
+    module = inspect.getmodule(cls)
+    return (inspect.getdoc(module) or "").splitlines()[0]

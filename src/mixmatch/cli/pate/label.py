@@ -1,0 +1,117 @@
+"""`mixmatch pate label`: answers within a budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from mixmatch.cli.options import Json, console, expand_options, print_json, say, warn
+from mixmatch.cli.pate.options import BudgetOptions, MechanismOptions, NoiseSeed, QueryOptions, VoteOptions
+from mixmatch.errors import MixMatchError
+from mixmatch.privacy.analysis import MEANINGS, WARNING, WAYS
+from mixmatch.privacy.answers import collect, to_csv, to_json
+from mixmatch.privacy.ledger import Ledger, answer_queries
+from mixmatch.privacy.mechanisms import SEED_WARNING, describe
+from mixmatch.privacy.votes import vote_classes
+from mixmatch.storage import replace_durably
+
+FORMATS = {".json": to_json, ".csv": to_csv}
+SPENT = (
+    "epsilon_realised",
+    "epsilon_expected",
+    "epsilon_all_charged",
+    "epsilon_data_independent_realised",
+    "epsilon_data_independent_all_charged",
+)
+
+
+@expand_options
+def label(
+    vote_file: VoteOptions,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the answers go: .json or .csv.")],
+    budget: BudgetOptions,
+    mechanism: MechanismOptions,
+    queries: QueryOptions,
+    ledger: Annotated[
+        Path | None, typer.Option(help="The ledger of what was spent (default: beside the votes, .ledger.jsonl).")
+    ] = None,
+    seed: NoiseSeed = None,
+    as_json: Json = False,
+) -> None:
+    """Answer queries by the teachers' noisy vote, within a budget. -1 means refused.
+
+    What is spent is kept in a ledger beside the votes. Run again to resume after an interruption, or with more queries:
+    queries already answered keep their answers and cost nothing.
+
+    Examples:
+
+      mixmatch pate label --votes votes.npy --threshold 200 --sigma1 200 --sigma2 40 --queries 250 --delta 1e-6
+        --max-epsilon 1 --output answers.json
+
+      mixmatch pate label --votes votes.npy --mechanism gnmax --sigma 40 --queries 100 --delta 1e-6 -o answers.csv
+    """
+    chosen, limit = mechanism.build(), budget.build()
+    if output.suffix not in FORMATS:
+        raise MixMatchError(f"--output {output}: it must end in .json or .csv")
+    if not output.parent.is_dir():
+        raise MixMatchError(f"--output {output}: the folder {output.parent} does not exist")
+    votes = vote_file.read()
+    probabilities = mechanism.probabilities(chosen, votes)
+    rows = queries.rows(votes).tolist()
+    if seed is not None:
+        warn(SEED_WARNING)
+    path = ledger if ledger is not None else vote_file.votes.resolve().with_suffix(".ledger.jsonl")
+    with Ledger(path, votes, chosen, probabilities) as book:
+        given = answer_queries(book, rows, limit, seed)
+        spent = {name: book.epsilon(limit, *WAYS[name]).value for name in SPENT}
+    answers = collect(given, votes.queries, vote_classes(vote_file.votes, votes))
+    try:
+        replace_durably(output, FORMATS[output.suffix](answers).encode())
+    except OSError as error:
+        why = error.strerror or error
+        raise MixMatchError(
+            f"cannot write {output} ({why}): the answers are in {path}; run again with another --output"
+        ) from None
+    answered, labeled, wanted = int(answers.by_teachers.sum()), int(answers.answered.sum()), len(set(rows))
+    record = {
+        **describe(chosen),
+        "asked": len(answers),
+        "answered": answered,
+        "kept_by_student": labeled - answered,
+        "refused": len(answers) - labeled,
+        "not_asked": wanted - len(answers),
+        "stopped_by_budget": len(answers) < wanted,
+        **{name: getattr(limit, name) for name in ("max_epsilon", "charging", "bound", "delta", "conversion")},
+        **spent,
+        "ledger": str(path),
+        "output": str(output),
+        "meaning": {name: MEANINGS[name] for name in spent},
+        "warning": WARNING,
+    }
+    _print(record, as_json)
+
+
+def _print(record: dict[str, Any], as_json: bool) -> None:
+    if record["stopped_by_budget"]:
+        say(
+            f"note: the budget of {record['max_epsilon']:g} ended it after {record['asked']:,} of "
+            f"{record['asked'] + record['not_asked']:,} queries"
+        )
+    if as_json:
+        print_json(record)
+        return
+    screen = console()
+    kept = f", {record['kept_by_student']:,} kept by the student" if record["kept_by_student"] else ""
+    screen.print(
+        f"{record['asked']:,} queries asked: {record['answered']:,} answered{kept}, {record['refused']:,} refused"
+    )
+    table = Table("spent by this ledger", "epsilon", "what it is", box=box.SIMPLE)
+    for name in SPENT:
+        table.add_row(name.removeprefix("epsilon_").replace("_", " "), f"{record[name]:.4f}", MEANINGS[name])
+    screen.print(table)
+    screen.print(f"answers: {record['output']}\nledger: {record['ledger']} (private)", soft_wrap=True, markup=False)
+    screen.print(f"note: {record['warning']}", soft_wrap=True)

@@ -1,0 +1,147 @@
+"""Options that several `pate` commands share, in groups: each field of a group is an option."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from mixmatch.cli.options import DataDir, Device, say
+from mixmatch.data.split import Indices
+from mixmatch.errors import MixMatchError
+from mixmatch.privacy.ledger import Budget
+from mixmatch.privacy.mechanisms import InteractiveGNMax, Mechanism, build
+from mixmatch.privacy.runs import RunOptions, Say, silent
+from mixmatch.privacy.votes import Floats, Votes, read_probabilities, read_rows, read_votes
+from mixmatch.training.progress import Reporter
+
+Threshold = Annotated[float | None, typer.Option(help="T: the votes it takes to be answered.")]
+Sigma1 = Annotated[float | None, typer.Option(help="Noise of the check against the threshold.")]
+Sigma2 = Annotated[float | None, typer.Option(help="Noise of the answer.")]
+Delta = Annotated[float, typer.Option(help="The delta of the guarantee: less than 1 / the number of private records.")]
+Conversion = Annotated[str, typer.Option(help="From Renyi to (epsilon, delta): classic (as the papers) or improved.")]
+NoiseSeed = Annotated[
+    int | None, typer.Option(help="Seed the noise, for experiments only; else the system's randomness.")
+]
+Network = Annotated[str | None, typer.Option(help="Their network (default: the data set's).")]
+BatchSize = Annotated[int | None, typer.Option(help="Labeled images per step, and as many unlabeled ones.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VoteOptions:
+    """The vote file."""
+
+    votes: Annotated[Path, typer.Option(help="The teachers' votes: .npy, .npz or CSV.")]
+    votes_format: Annotated[str, typer.Option(help="counts (queries x classes) or labels (teachers x queries).")] = (
+        "counts"
+    )
+    teachers: Annotated[int | None, typer.Option(help="How many teachers there must be.")] = None
+    num_classes: Annotated[
+        int | None, typer.Option(help="How many classes there are (default: as many as were voted for).")
+    ] = None
+
+    def read(self) -> Votes:
+        return read_votes(self.votes, self.votes_format, teachers=self.teachers, num_classes=self.num_classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MechanismOptions:
+    """How queries are answered."""
+
+    mechanism: Annotated[str, typer.Option(help="lnmax, gnmax, confident-gnmax or interactive-gnmax.")] = (
+        "confident-gnmax"
+    )
+    threshold: Threshold = None
+    sigma1: Sigma1 = None
+    sigma2: Sigma2 = None
+    sigma: Annotated[float | None, typer.Option(help="Noise of gnmax.")] = None
+    gamma: Annotated[float | None, typer.Option(help="Inverse noise of lnmax: Laplace noise of scale 1/gamma.")] = None
+    confidence: Annotated[
+        float | None, typer.Option(help="interactive-gnmax: above it a student keeps its own label (default 0.9).")
+    ] = None
+    baseline: Annotated[
+        Path | None, typer.Option(help="interactive-gnmax: the student's probabilities (queries x classes).")
+    ] = None
+
+    def build(self) -> Mechanism:
+        names = ("threshold", "sigma1", "sigma2", "sigma", "gamma", "confidence")
+        return build(self.mechanism, **{name: getattr(self, name) for name in names})
+
+    def probabilities(self, mechanism: Mechanism, votes: Votes) -> Floats | None:
+        interactive = isinstance(mechanism, InteractiveGNMax)
+        if interactive and self.baseline is None:
+            raise MixMatchError("interactive-gnmax needs a student's probabilities: give --baseline")
+        if self.baseline is not None and not interactive:
+            raise MixMatchError(f"--baseline goes with interactive-gnmax, not with {mechanism.name}")
+        return None if self.baseline is None else read_probabilities(self.baseline, votes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryOptions:
+    """Which queries, in which order."""
+
+    queries: Annotated[int | None, typer.Option(help="Take the first N queries (default: all).")] = None
+    indices: Annotated[Path | None, typer.Option(help="Take queries by row number, in this file's order.")] = None
+
+    def rows(self, votes: Votes) -> Indices:
+        rows = np.arange(votes.queries) if self.indices is None else read_rows(self.indices, votes)
+        if self.queries is None:
+            return rows
+        if not 1 <= self.queries <= len(rows):
+            raise MixMatchError(f"--queries {self.queries}: there are {len(rows)} to ask")
+        return rows[: self.queries]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetOptions:
+    """What may be spent."""
+
+    delta: Delta
+    max_epsilon: Annotated[float | None, typer.Option(help="The budget: stop before a query that could cross it.")] = (
+        None
+    )
+    charging: Annotated[str, typer.Option(help="How the budget is charged: expected, realised or all.")] = "realised"
+    bound: Annotated[str, typer.Option(help="The budget's bound: data-dependent or data-independent.")] = (
+        "data-dependent"
+    )
+    conversion: Conversion = "classic"
+
+    def build(self) -> Budget:
+        budget = Budget(self.max_epsilon, self.delta, self.charging, self.bound, self.conversion)
+        budget.check()
+        return budget
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """How runs are trained."""
+
+    resume: Annotated[bool, typer.Option("--resume", help="Resume what is in --out; what is finished is kept.")] = False
+    device: Device = "auto"
+    data_dir: DataDir = None
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False
+
+    @property
+    def say(self) -> Say:
+        return silent if self.quiet else say
+
+    def build(
+        self,
+        reporter: Callable[[], Reporter] | None,
+        *,
+        strict: bool = False,
+        checkpoint_every: int | None = None,
+    ) -> RunOptions:
+        return RunOptions(self.resume, checkpoint_every, self.device, self.data_dir, strict, reporter)
+
+
+def epsilons(privacy: dict[str, Any]) -> str:
+    """The three ways of charging, in one line."""
+    return (
+        f"{privacy['epsilon_expected']:.3f} expected, {privacy['epsilon_realised']:.3f} realised, "
+        f"{privacy['epsilon_all_charged']:.3f} all charged"
+    )

@@ -1,0 +1,80 @@
+"""The tile that each kernel computes at a time: what was measured as fastest, else a guess."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Work(StrEnum):
+    """What is computed of a convolution: its output, the gradient of its input, or that of its weights."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    WEIGHTS = "weights"
+
+
+class ConvTile(NamedTuple):
+    """Rows (pixels), columns (output channels) and input channels of a tile, warps, and pipeline stages."""
+
+    bm: int
+    bn: int
+    bk: int
+    warps: int
+    stages: int
+
+
+class WeightTile(NamedTuple):
+    """Adjacent taps, rows (pixels) and output channels of a tile, the parts that rows are divided into, warps, and
+    pipeline stages."""
+
+    taps: int
+    bm: int
+    bn: int
+    parts: int
+    warps: int
+    stages: int
+
+
+TILES: dict[str, list[int]] = json.loads(Path(__file__).with_name("tiles.json").read_text())
+"""What was fastest on a busy H200, by `key`: the numbers of a `ConvTile`, or of a `WeightTile` with the programs that
+should run at a time in the place of parts. `benchmarks/tune_kernels.py` finds them."""
+
+
+def key(work: Work, tma: bool, kernel: int, in_channels: int, out_channels: int, pixels_per_row: int) -> str:
+    """The name in `TILES` of a computation; channels in and out are those of the computation, so backwards they are
+    exchanged."""
+    return f"{'tma ' if tma else ''}{work} {kernel} {in_channels} {out_channels} {pixels_per_row}"
+
+
+def conv_tile(
+    work: Work, tma: bool, rows: int, kernel: int, in_channels: int, out_channels: int, pixels_per_row: int = 1
+) -> ConvTile:
+    """The tile for a convolution, forwards or backwards; its rows must divide the `rows` of a batch."""
+    inputs = in_channels * (pixels_per_row + 2 if pixels_per_row > 1 and not tma else 1)
+    guess = (128, min(64, out_channels * pixels_per_row), min(64, max(16, 1 << (inputs - 1).bit_length())), 4, 3)
+    found = TILES.get(key(work, tma, kernel, in_channels, out_channels, pixels_per_row), guess)
+    bm, bn, bk, warps, stages = found
+    return ConvTile(min(bm, rows & -rows), bn, bk, warps, stages)
+
+
+def weight_tile(
+    tma: bool, rows: int, kernel: int, in_channels: int, out_channels: int, pixels_per_row: int = 1
+) -> WeightTile:
+    """The tile for the gradient of a convolution's weights, from `rows` in all."""
+    columns = pixels_per_row * out_channels
+    guess = (kernel if in_channels <= 32 and not tma else 1, 64, min(64, columns), 264, 4, 3)
+    found = TILES.get(key(Work.WEIGHTS, tma, kernel, in_channels, out_channels, pixels_per_row), guess)
+    taps, bm, bn, programs, warps, stages = found
+    bm = min(bm, rows & -rows)
+    tiles, parts = kernel * (kernel // taps) * (columns // bn), 1
+    while tiles * parts < programs and rows % (2 * parts * bm) == 0:
+        parts *= 2
+    return WeightTile(taps, bm, bn, parts, warps, stages)
+
+
+def pointwise_rows(rows: int, channels: int) -> int:
+    """Rows of a tile for what is done to each value by itself."""
+    return min(8192 // channels, rows & -rows)

@@ -1,0 +1,213 @@
+"""Predict the classes of files: image files and folders of them, arrays (.npy, .npz), tables (.csv, .parquet)."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from mixmatch.classifier import Classifier, load_run
+from mixmatch.data import ARRAYS, TABLES
+from mixmatch.data.user.arrays import read_matrix, to_images
+from mixmatch.data.user.images import UnreadableImage, decode_image, find_images, parallel_map, quiet_pillow
+from mixmatch.data.user.table import read_rows
+from mixmatch.errors import MixMatchError
+
+ROWS = (*ARRAYS, *TABLES)
+"""The endings of files that hold rows."""
+
+AHEAD = 2
+"""Batches that are decoded while the network works on one."""
+
+OnError = Callable[[Path, str], None]
+Progress = Callable[[int, int], None]
+Decoded = tuple[Path, npt.NDArray[np.uint8] | str]
+"""A file and its pixels, or why there are none."""
+
+
+class Prediction(NamedTuple):
+    """What the model says of one file, or of one row of a file."""
+
+    file: str
+    """The path; of a row also where it is in the file, as in "new.csv line 3"."""
+    class_name: str
+    """The most probable class."""
+    probability: float
+    """The probability of that class."""
+    probabilities: npt.NDArray[np.float64]
+    """Of every class, float64 (L,), in the order of `Classifier.classes`."""
+
+
+class Batch(NamedTuple):
+    """N rows to predict, as `Classifier.probabilities` takes them, and the files that could not be read."""
+
+    names: Sequence[str]
+    inputs: npt.NDArray[Any]
+    unreadable: Sequence[tuple[Path, str]] = ()
+
+
+def predict_files(
+    run: str | Path | Classifier,
+    paths: str | Path | Iterable[str | Path],
+    *,
+    device: str = "auto",
+    network: nn.Module | None = None,
+    batch_size: int = 256,
+    on_error: OnError | None = None,
+    progress: Progress | None = None,
+) -> Generator[Prediction, None, None]:
+    """Predict image files, folders of them, or the rows of arrays and tables, one after the other as they are read.
+
+        for prediction in mixmatch.predict_files("runs/photos", ["photos/new"]):
+            print(prediction.file, prediction.class_name, prediction.probability)
+
+    Images are decoded on all cores while the network works. Columns of a table are found by name, in any order.
+
+    Args:
+        run: a run folder, a model.safetensors file, or a classifier from `mixmatch.load`.
+        paths: files and folders; either images, or arrays and tables.
+        device: `auto`, `cpu`, `cuda` or `mps`; a classifier stays where it is.
+        network: the network that was trained, if it is not one that is built by name.
+        batch_size: how many rows the network gets at once.
+        on_error: called with each image file that cannot be read, and the reason; by default that is a warning. The
+            other files are predicted all the same.
+        progress: called with the number of files (or rows) done, and of all.
+
+    Returns:
+        An iterator of predictions in the order of the files; those of a folder are in order of name.
+
+    Raises:
+        MixMatchError: before anything is predicted, if the model or the paths cannot be used.
+    """
+    if batch_size < 1:
+        raise MixMatchError(f"batch_size={batch_size} must be 1 or more")
+    classifier = run if isinstance(run, Classifier) else load_run(run, device, network)
+    files = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+    if any(map(holds_rows, files)):
+        total, batches = _row_batches(classifier, files, batch_size)
+    else:
+        total, batches = _image_batches(classifier, files, batch_size)
+    return _predictions(classifier, batches, total, on_error, progress)
+
+
+def holds_rows(path: Path) -> bool:
+    """Whether a path is a file of rows, not an image or a folder."""
+    return path.suffix.lower() in ROWS and not path.is_dir()
+
+
+def _predictions(
+    classifier: Classifier,
+    batches: Generator[Batch, None, None],
+    total: int,
+    on_error: OnError | None,
+    progress: Progress | None,
+) -> Generator[Prediction, None, None]:
+    done = 0
+    if progress is not None:
+        progress(done, total)
+    with closing(batches):
+        while True:
+            with quiet_pillow():
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                probabilities = classifier.probabilities(batch.inputs)
+            for file, reason in batch.unreadable:
+                if on_error is not None:
+                    on_error(file, reason)
+                else:
+                    warnings.warn(f"cannot read {file}: {reason}", stacklevel=2)
+            for name, row in zip(batch.names, probabilities, strict=True):
+                best = int(row.argmax())
+                yield Prediction(name, classifier.classes[best], float(row[best]), row)
+            done += len(batch.names) + len(batch.unreadable)
+            if progress is not None:
+                progress(done, total)
+
+
+# -------------------------------------------------------------------------------------------------- arrays and tables
+
+
+def _row_batches(
+    classifier: Classifier, files: list[Path], batch_size: int
+) -> tuple[int, Generator[Batch, None, None]]:
+    """The number of rows, and the rows. The files are read whole, before the first prediction."""
+    found: list[tuple[list[str], npt.NDArray[Any]]] = []
+    for file in files:
+        if file.suffix.lower() not in ROWS:
+            raise MixMatchError(f"{file} is not a {' or '.join(ROWS)} file: predict it apart from the others")
+        found.append(_read_rows(classifier, file))
+
+    def batches() -> Generator[Batch, None, None]:
+        for names, inputs in found:
+            for start in range(0, len(names), batch_size):
+                stop = start + batch_size
+                yield Batch(names[start:stop], inputs[start:stop])
+
+    return sum(len(names) for names, _ in found), batches()
+
+
+def _read_rows(classifier: Classifier, file: Path) -> tuple[list[str], npt.NDArray[Any]]:
+    """The names of a file's rows, and the rows as the classifier takes them."""
+    try:
+        if file.suffix.lower() in TABLES:
+            table = read_rows(file)
+            kind = "row" if isinstance(table.lines, range) else "line"
+            columns = dict(zip(table.header, table.columns, strict=True))
+            return [f"{file} {kind} {line}" for line in table.lines], classifier.encode(columns)
+        x = read_matrix(file)
+        inputs = classifier.encode(x if x.ndim == 2 else to_images([x], file.name)[0])
+        classifier.probabilities(inputs[:1])  # refuses another shape before anything is written
+        return [f"{file} row {row}" for row in range(len(x))], inputs
+    except MixMatchError as error:
+        message = str(error)
+        raise MixMatchError(message if str(file) in message else f"{file}: {message}") from None
+
+
+# --------------------------------------------------------------------------------------------------------------- images
+
+
+def _image_batches(
+    classifier: Classifier, paths: list[Path], batch_size: int
+) -> tuple[int, Generator[Batch, None, None]]:
+    """The number of image files, and the images, decoded ahead on all cores."""
+    if len(classifier.input_shape) == 1:
+        raise MixMatchError(f"the model takes rows of a table or an array, not images: give {' or '.join(ROWS)} files")
+    channels, height, width = classifier.input_shape
+    if channels not in (1, 3):
+        raise MixMatchError(f"image files have 1 or 3 channels, but the model takes {channels}")
+    files = find_images(paths)
+
+    def batches() -> Generator[Batch, None, None]:
+        with closing(_decoded(files, classifier.input_shape, batch_size)) as found:
+            for batch in found:
+                readable = [(str(file), pixels) for file, pixels in batch if not isinstance(pixels, str)]
+                unreadable = [(file, reason) for file, reason in batch if isinstance(reason, str)]
+                images = np.array([pixels for _, pixels in readable], np.uint8).reshape(-1, height, width, channels)
+                yield Batch([name for name, _ in readable], images, unreadable)
+
+    return len(files), batches()
+
+
+def _decoded(files: list[Path], shape: tuple[int, ...], batch_size: int) -> Generator[list[Decoded], None, None]:
+    """Batches of files and their pixels, decoded on all cores, `AHEAD` of them before they are asked for."""
+    channels, height, width = shape
+    large = threading.Lock()
+
+    def read(file: Path) -> Decoded:
+        try:
+            return file, decode_image(file, height, width, channels, large)[0]
+        except UnreadableImage as error:
+            return file, str(error)
+
+    with closing(parallel_map(read, files, AHEAD * batch_size)) as decoded:
+        while batch := list(islice(decoded, batch_size)):
+            yield batch

@@ -1,0 +1,91 @@
+"""Training teachers and students: ordinary runs, on a GPU several side by side."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mixmatch.data import is_path
+from mixmatch.execution import here
+from mixmatch.settings import resolve
+from mixmatch.storage import replace_durably
+from mixmatch.text import duration
+from mixmatch.training.progress import Reporter
+from mixmatch.training.run import Record
+from mixmatch.training.session import Job, Work
+
+Say = Callable[[str], None]
+
+
+def silent(text: str) -> None:
+    """Says nothing."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How runs are trained. Nothing of it changes what they learn."""
+
+    resume: bool = False
+    checkpoint_every: int | None = None
+    device: str = "auto"
+    data_dir: Path | None = None
+    strict: bool = False
+    reporter: Callable[[], Reporter] | None = None
+    """Makes each run's reporter; by default a progress bar on a terminal."""
+
+
+def make_run(
+    data: str, out: Path, given: Mapping[str, Any], data_options: Mapping[str, Any], options: RunOptions
+) -> Work:
+    """A run on the part of a data set that `data_options` describes. A setting that is None is not given."""
+    given = {name: value for name, value in given.items() if value is not None}
+    settings = resolve(data, given, "images" if is_path(data) else None)
+    job = Job(
+        replace(settings, data_options=dict(data_options)),
+        out,
+        tuple(given),
+        resume=options.resume,
+        checkpoint_every=options.checkpoint_every,
+        device=options.device,
+        data_dir=options.data_dir,
+        strict=options.strict,
+    )
+    return Work(job, reporter=options.reporter() if options.reporter else None)
+
+
+def train_runs(
+    runs: Sequence[Work],
+    noun: str,
+    say: Say = silent,
+    finished: Callable[[Record], None] = lambda record: None,
+) -> list[Record]:
+    """Train the runs. Those already finished are not trained again; the first that fails ends it.
+
+    Args:
+        noun: what a run is called in progress messages.
+        finished: called with each record as soon as there is one.
+    """
+    done = 0
+    began = time.monotonic()
+
+    def started(number: int) -> None:
+        left = (time.monotonic() - began) / max(1, done) * (len(runs) - done)
+        say(f"{noun} {number + 1} of {len(runs)}" + (f", {duration(left)} left" if done else ""))
+
+    def ended(number: int, outcome: Record | Exception) -> None:
+        nonlocal done
+        done += 1
+        if isinstance(outcome, Exception):
+            raise outcome
+        finished(outcome)
+
+    outcomes = here.run_all(runs, started=started, ended=ended)
+    return [record for record in outcomes if isinstance(record, dict)]
+
+
+def write_record(path: Path, record: Record) -> None:
+    replace_durably(path, (json.dumps(record, indent=1) + "\n").encode())

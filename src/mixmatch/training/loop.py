@@ -1,0 +1,207 @@
+"""The training loop: decide what is due, then do it, so that a run stopped at any moment resumes to the very result it
+would have had."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Generator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from mixmatch.errors import MixMatchError
+from mixmatch.training import checkpoint
+from mixmatch.training.checkpoint import Checkpoint
+from mixmatch.training.progress import Reporter
+from mixmatch.training.run import Record, RunFolder
+from mixmatch.training.stop import Interrupted, Stop
+from mixmatch.training.trainer import CHUNK, NotFinite, Trainer
+
+T = TypeVar("T")
+
+CHECKPOINT_SECONDS = 60.0
+"""How much work may be lost to a crash, if nothing else is asked for."""
+
+
+def evaluation_due(step: int, total: int, every: int, evaluated_at: int) -> bool:
+    """At each multiple of `every` and at the end, once."""
+    return step > max(0, evaluated_at) and (step == total or step % every == 0)
+
+
+def save_due(step: int, total: int, every: int | None, saved_at: int, seconds: float) -> bool:
+    """At the end, and at each multiple of `every`; without it, when the last save is a minute ago. Once per step."""
+    if step in (0, saved_at):
+        return False
+    return step == total or (seconds >= CHECKPOINT_SECONDS if every is None else step % every == 0)
+
+
+def next_pause(step: int, total: int, *every: int | None) -> int:
+    """The step up to which there is nothing to do but steps."""
+    return min(total, step + CHUNK, *(n * (step // n + 1) for n in every if n is not None))
+
+
+class Loop:
+    """One run on its way: `turns` trains it to the end, pausing after every few steps so that runs can take turns."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        run: RunFolder,
+        reporter: Reporter,
+        stop: Stop,
+        resume: Checkpoint | None = None,
+        checkpoint_every: int | None = None,
+    ) -> None:
+        self.trainer, self.run, self.reporter, self.stop = trainer, run, reporter, stop
+        self.settings, self.every = trainer.settings, checkpoint_every
+        self._earlier, self._records = 0.0, 0
+        if resume is not None:
+            trainer.restore(resume)
+            self._earlier, self._records = resume.state["seconds"], resume.state["evaluations"]
+        run.cut_metrics(self._records)
+        self._evaluated_at = run.metrics()[-1]["step"] if self._records else -1
+        self._saved_at = trainer.step if resume is not None else -1
+        self._began = self._saved_time = time.monotonic()
+        self._readings = Readings()
+
+    @property
+    def seconds(self) -> float:
+        """What the run has taken, all sittings together."""
+        return self._earlier + time.monotonic() - self._began
+
+    def turns(self) -> Generator[None, None, float]:
+        """Train to the end, evaluating and saving on the way; returns the seconds it took, all sittings together.
+
+        A resumed run enters at the top, so an evaluation that was cut short is done again.
+        """
+        trainer, total = self.trainer, self.settings.steps
+        self.stop.runs += 1
+        try:
+            self.reporter.start(f"{self.settings.data} {self.settings.method}", trainer.step, total)
+            trainer.send_notes_to(self.reporter.note)
+            while True:
+                with trainer.in_stream():
+                    if evaluation_due(trainer.step, total, self.settings.eval_every, self._evaluated_at):
+                        self._evaluate()
+                    since = time.monotonic() - self._saved_time
+                    if save_due(trainer.step, total, self.every, self._saved_at, since):
+                        self._save()
+                    if trainer.step >= total:
+                        trainer.wait()
+                        return self.seconds
+                    self._advance()
+                yield
+        except Interrupted as interrupted:
+            with self._explained(), trainer.in_stream():
+                if trainer.step != self._saved_at:
+                    self._save()
+            raise Interrupted(interrupted.signal, trainer.step) from None
+        except (NotFinite, OSError) as error:
+            raise self._explain(error) from None
+        finally:
+            self.stop.runs -= 1
+            with contextlib.suppress(RuntimeError):  # the device may still use what is freed next
+                trainer.wait()
+            self.reporter.close()
+
+    def _advance(self) -> None:
+        trainer = self.trainer
+        trainer.advance(next_pause(trainer.step, self.settings.steps, self.settings.eval_every, self.every), self.stop)
+        if trainer.device.type == "cpu":  # elsewhere the host would have to wait
+            trainer.check_finite()
+        self.reporter.steps(trainer.step, self._readings.update(trainer))
+        self.stop.check()
+
+    def _evaluate(self) -> None:
+        trainer = self.trainer
+        trainer.check_finite()
+        test, valid = trainer.evaluate(between=self.stop.check)
+        record: Record = {
+            "step": trainer.step,
+            **({"test_error": test.error, "test_loss": test.loss} if test else {}),
+            **({"valid_error": valid.error, "valid_loss": valid.loss} if valid else {}),
+            **trainer.metrics(),
+            "seconds": round(self.seconds, 3),
+        }
+        self.run.append_metrics(record)
+        self._records, self._evaluated_at = self._records + 1, trainer.step
+        trainer.clear_metrics()
+        self.reporter.evaluated(record)
+
+    def _save(self) -> None:
+        trainer = self.trainer
+        trainer.check_finite()
+        now = trainer.checkpoint()
+        now.state.update(evaluations=self._records, seconds=self.seconds)
+        checkpoint.save(self.run.checkpoints, now)
+        self._saved_at, self._saved_time = trainer.step, time.monotonic()
+
+    @contextlib.contextmanager
+    def _explained(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except (NotFinite, OSError) as error:
+            raise self._explain(error) from None
+
+    def _explain(self, error: NotFinite | OSError) -> MixMatchError:
+        """What ended the run, and what of it is kept."""
+        saved = self._saved_at
+        if isinstance(error, NotFinite):
+            kept = f"the last good checkpoint, step {saved:,}, is kept" if saved >= 0 else "nothing was saved yet"
+            return MixMatchError(
+                f"the loss was not finite at step {error.step:,}: {kept} in {self.run.path}; try a lower learning "
+                "rate in another folder"
+            )
+        kept = f"the last checkpoint, step {saved:,}, is intact" if saved >= 0 else "nothing was saved yet"
+        return MixMatchError(
+            f"cannot write to {self.run.path} ({error.strerror or error}): {kept}; make room, then continue with "
+            "resume=True"
+        )
+
+
+class Readings:
+    """The latest averages for display, copied from the device without waiting for it."""
+
+    def __init__(self) -> None:
+        self._sent: list[tuple[list[str], Tensor, Any]] = []
+        self._latest: dict[str, float] = {}
+
+    def update(self, trainer: Trainer) -> dict[str, float]:
+        """Start copying the current averages; return the newest that have arrived."""
+        averages = trainer.device_metrics()
+        if averages:
+            on_cuda = trainer.device.type == "cuda"  # elsewhere nothing says when the values have arrived
+            values = torch.stack(list(averages.values())).to("cpu", non_blocking=on_cuda)
+            event = None
+            if on_cuda:
+                event = torch.cuda.current_stream(trainer.device).record_event()
+            self._sent.append((list(averages), values, event))
+        while self._sent and (self._sent[0][2] is None or self._sent[0][2].query()):
+            names, values, _ = self._sent.pop(0)
+            self._latest = dict(zip(names, values.tolist(), strict=True))
+        return self._latest
+
+
+def fit(
+    trainer: Trainer,
+    run: RunFolder,
+    reporter: Reporter,
+    resume: Checkpoint | None = None,
+    checkpoint_every: int | None = None,
+) -> float:
+    """Train to the end, evaluating and saving on the way. Returns the seconds it took, all sittings together."""
+    stop = Stop()
+    with stop.listening():
+        return finish(Loop(trainer, run, reporter, stop, resume, checkpoint_every).turns())
+
+
+def finish(work: Generator[None, None, T]) -> T:
+    """Run a generator to its end; return what it returns."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result

@@ -1,0 +1,404 @@
+"""From settings to a record, one corridor: open the data, prepare a trainer, run the job in its folder."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from mixmatch import data as data_
+from mixmatch import networks
+from mixmatch import settings as settings_
+from mixmatch.classifier import Classifier
+from mixmatch.data import is_path
+from mixmatch.data.opened import Basis, Data, to_data
+from mixmatch.data.pate import open_shard, open_student
+from mixmatch.data.source import Source, labels_sha256
+from mixmatch.data.split import make_split
+from mixmatch.data.user.rows import UserData
+from mixmatch.draws import torch_seed
+from mixmatch.errors import MixMatchError
+from mixmatch.methods.base import Method
+from mixmatch.networks.heads import WithHeads
+from mixmatch.presets import Kind
+from mixmatch.settings import Settings
+from mixmatch.training import progress
+from mixmatch.training.checkpoint import Checkpoint
+from mixmatch.training.device import (
+    default_precision,
+    default_speed,
+    default_threads,
+    explained_shortage,
+    has_own_randomness,
+    pick_device,
+)
+from mixmatch.training.loop import Loop
+from mixmatch.training.record import make_record
+from mixmatch.training.run import Record, RunFolder
+from mixmatch.training.stop import Stop
+from mixmatch.training.trainer import Trainer
+
+CUSTOM = "custom:"
+"""What the name of a network from outside the package begins with: its class's name follows."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to do. Plain values only, so that it can be sent to another process or machine."""
+
+    settings: Settings
+    out: Path
+    given: tuple[str, ...] | None = None
+    """Settings that were chosen. The others may follow the data and the device and, on resume, the run. None: all."""
+    resume: bool = False
+    checkpoint: str | None = None
+    """Resume from this checkpoint instead of the newest."""
+    checkpoint_every: int | None = None
+    device: str = "auto"
+    compile: bool | None = None
+    data_dir: Path | None = None
+    strict: bool = False
+
+    def chosen(self, name: str) -> bool:
+        return self.given is None or name in self.given
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON; `from_dict` reads it."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        folders = {name: None if values[name] is None else str(values[name]) for name in ("out", "data_dir")}
+        given = None if self.given is None else list(self.given)
+        return {**values, **folders, "settings": self.settings.to_dict(), "given": given}
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> Job:
+        folders = {name: None if values[name] is None else Path(values[name]) for name in ("out", "data_dir")}
+        given = None if values["given"] is None else tuple(values["given"])
+        return Job(**{**values, **folders, "settings": settings_.from_dict(values["settings"]), "given": given})
+
+
+@dataclass
+class Work:
+    """A job, and what it is done with where that is not what its settings name."""
+
+    job: Job
+    data: Data | Callable[[Settings], Data] | None = None
+    """Data that is open already, or how to open it."""
+    network: nn.Module | None = None
+    method: Method | None = None
+    reporter: progress.Reporter | None = None
+
+    def open(self, settings: Settings) -> Data:
+        if isinstance(self.data, Data):
+            return self.data
+        if self.data is not None:
+            return self.data(settings)
+        return open_data(settings, self.job.data_dir, strict=self.job.strict)
+
+
+# ---------------------------------------------------------------- data
+
+
+def kind_of(data: str) -> Kind | None:
+    """Which presets for user data apply: those for images, those for features, or none."""
+    if not is_path(data):
+        return None
+    return "features" if data_.holds_features(Path(data)) else "images"
+
+
+def open_data(settings: Settings, data_dir: str | Path | None = None, *, strict: bool = False) -> Data:
+    """Read the data that the settings name, or the part of it that is a teacher's or a student's, and split it."""
+    for part, opener in (("shard", open_shard), ("student", open_student)):
+        if part in settings.data_options:
+            return opener(settings, data_dir, strict=strict)
+    if not is_path(settings.data):
+        source = data_.load(settings.data, data_dir, strict=strict)
+        split = make_split(source, settings.labels, settings.seed, settings.valid, settings.unlabeled)
+        return Data(source, split, Basis(f"its {len(split.test):,} test images"))
+    return user_data(data_.read_user_data(Path(settings.data), data_.Reading.of(settings.data_options)), settings)
+
+
+def user_data(read: UserData, settings: Settings) -> Data:
+    """User data that was read, split as the settings say."""
+    if settings.labels != "all" or settings.valid:
+        raise MixMatchError(
+            "labels= and valid= do not apply to your own data, whose labels are all used: leave them out"
+        )
+    data = to_data(read, settings.seed)
+    if settings.unlabeled == "rest":
+        return data
+    everything = np.concatenate([data.split.labeled, data.split.unlabeled])
+    return replace(data, split=replace(data.split, unlabeled=everything))
+
+
+def open_run(run: RunFolder, opener: Callable[[Settings], Data]) -> Data:
+    """The data of a run that was trained. Data that has changed since is refused: it would be split anew, and the run
+    evaluated on what it has learned from."""
+    config = run.config()
+    settings = settings_.from_dict(config["settings"])
+    if settings.data.removesuffix("-test") not in data_.SOURCES and not Path(settings.data).exists():
+        raise MixMatchError(
+            f"the data of {run.path} is not at {settings.data}: do this where it was trained (in Python, if it was "
+            "trained on a Source)"
+        )
+    data = opener(settings)
+    _refuse_changed(run, config, data)
+    return data
+
+
+def _refuse_changed(run: RunFolder, config: Record, data: Data) -> None:
+    if (what := _changed(config, _described(data))) is not None:
+        raise MixMatchError(
+            f"the data has changed since {run.path} was trained ({what}), so some of what it learned from might be "
+            "among what it is evaluated on: train again in another folder"
+        )
+
+
+# ---------------------------------------------------------------- trainer
+
+
+def completed(
+    settings: Settings, given: Callable[[str], bool], source: Source, device: torch.device, kind: Kind | None
+) -> Settings:
+    """The settings with what follows from the data and the device, where it was not given. `kind` is that of user
+    data."""
+    if kind == "images" and not given("pad"):
+        settings = replace(settings, pad=min(source.image_shape[:2]) // 8)  # as the paper's 4 of 32
+    if not given("precision"):
+        settings = replace(settings, precision=default_precision(settings, device, source.input_shape))
+    return settings
+
+
+def prepare(
+    settings: Settings,
+    data: Data,
+    device: torch.device,
+    *,
+    network: nn.Module | None = None,
+    method: Method | None = None,
+    compile: bool = False,
+    graph: bool = False,
+    side_by_side: bool = False,
+    threads: int | None = None,
+) -> Trainer:
+    """A trainer at step 0: initial weights follow from the seed, unless a `network` is given."""
+    source = data.source
+    torch.manual_seed(torch_seed(settings.seed, "init"))
+    if network is None:
+        network = networks.build(settings.network, len(source.classes), source.input_shape, settings.weights or None)
+    else:
+        _check_network(network, len(source.classes), source.input_shape)
+    alone = side_by_side and graph and has_own_randomness(network)
+    trainer = Trainer(
+        settings,
+        source,
+        data.split,
+        network,
+        device,
+        method=method,
+        compile=compile,
+        graph=graph and not alone,
+        threads=threads,
+    )
+    if alone:
+        trainer.queue_note("a network with randomness of its own is not graphed next to other runs: it trains slower")
+    return trainer
+
+
+def averaged(trainer: Trainer) -> Classifier:
+    """The classifier that a trainer has made: its network gets the averaged weights."""
+    trainer.wait()
+    network, source = trainer.model.network, trainer.source
+    network.load_state_dict({**network.state_dict(), **trainer.model.ema})
+    if isinstance(network, WithHeads):  # further heads are of use in training alone
+        network = network.network
+    return Classifier(network, trainer.settings.network, source.classes, source.input_shape, source.encoding)
+
+
+@torch.no_grad()
+def _check_network(network: nn.Module, classes: int, shape: tuple[int, ...]) -> None:
+    """A network from outside must map rows to logits; found out before anything is written."""
+    what = "images" if len(shape) == 3 else "features"
+    try:
+        logits = network.eval()(torch.zeros(2, *shape, device=next(network.parameters()).device))
+    except (RuntimeError, ValueError, StopIteration) as error:
+        reason = str(error).splitlines()[0] if str(error) else "it has no parameters"
+        raise MixMatchError(
+            f"the network does not take {what} of shape (N, {', '.join(map(str, shape))}): {reason}"
+        ) from None
+    if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
+        got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise MixMatchError(f"the network must give logits (N, {classes}) for N {what}, not {got}")
+
+
+# ---------------------------------------------------------------- run
+
+
+def running(work: Work, stop: Stop, side_by_side: bool = False) -> Generator[None, None, Record]:
+    """Do a job, pausing after every few steps so that runs can take turns; returns its record."""
+    job, run = work.job, RunFolder(work.job.out)
+    device = pick_device(job.device)
+    if job.checkpoint_every is not None and job.checkpoint_every < 1:
+        raise MixMatchError(f"checkpoint_every={job.checkpoint_every} must be 1 or more")
+    began, finished = run.exists(), None
+    settings = job.settings
+    if began:
+        settings = _resumed(job, run, work.method)
+        finished = run.result()
+        if finished is not None and job.checkpoint is None and finished["steps"] == settings.steps:
+            if isinstance(work.data, Data):
+                _refuse_changed(run, run.config(), work.data)
+            return finished
+    _check_folder(job, run, settings, work)
+    data = work.open(settings)
+    if not began:
+        settings = completed(settings, job.chosen, data.source, device, _user_kind(work, data))
+    config = run.config() if began else {}
+    compile = job.compile if job.compile is not None else config.get("compile")
+    speed = default_speed(settings.steps, device, compile)
+    count = config.get("threads") or default_threads(data.source.input_shape)
+    reporter = work.reporter
+    if reporter is None:
+        reporter = progress.on_stderr(f" {settings.labels} seed {settings.seed}" if side_by_side else "")
+    with contextlib.ExitStack() as held:
+        held.enter_context(explained_shortage(device, lambda: str(run.path) if run.exists() else None))
+        trainer = prepare(
+            settings, data, device, network=work.network, method=work.method, side_by_side=side_by_side,
+            compile=speed.compile, graph=speed.graph, threads=count if device.type == "cpu" else None,
+        )  # fmt: skip
+        held.enter_context(run.lock())  # makes the folder, so everything that may be refused is refused above
+        if run.exists() and (not began or (finished is None and run.result() is not None)):
+            raise MixMatchError(f"another process has worked in {run.path} meanwhile: look at it, then start again")
+        about = {"settings": settings.to_dict(), **_described(data), "compile": compile, "threads": count}
+        saved = _begin_or_resume(run, about, job.checkpoint)
+        shown = progress.Several(reporter, progress.TensorBoard(run.path))
+        seconds = yield from Loop(trainer, run, shown, stop, saved, job.checkpoint_every).turns()
+        averaged(trainer).save(run.model)
+        record = make_record(settings, data.split, run.metrics(), seconds, device, trainer.engine, trainer.machines)
+        run.write_result(record)
+        return record
+
+
+def _user_kind(work: Work, data: Data) -> Kind | None:
+    """Of user data, what it holds; None of a `Source`, whose name means nothing on this disk."""
+    return kind_of(work.job.settings.data) if work.data is None or data.user is not None else None
+
+
+def _check_folder(job: Job, run: RunFolder, settings: Settings, work: Work) -> None:
+    """Refuse what cannot be begun or resumed in this folder."""
+    if settings.network.startswith(CUSTOM) and work.network is None:
+        name = settings.network.removeprefix(CUSTOM)
+        raise MixMatchError(f"the settings are for a network of your own, {name}: pass it, train(network=...)")
+    if run.exists():
+        if work.method is None:
+            settings.build_method()  # an error if it is one from outside
+    elif job.checkpoint is not None:
+        raise MixMatchError(f"{run.path} holds no run, so it has no checkpoint '{job.checkpoint}' to resume from")
+    elif run.path.is_dir() and any(not entry.name.startswith(".") for entry in run.path.iterdir()):
+        raise MixMatchError(f"{run.path} holds other files and is not a run folder: choose another with out=")
+
+
+def _resumed(job: Job, run: RunFolder, method: Method | None) -> Settings:
+    """The settings of a run that is to be resumed; those chosen must not contradict them."""
+    if not job.resume:
+        raise MixMatchError(
+            f"{run.path} holds a run already: continue it with resume=True, or choose another with out="
+        )
+    before, wanted = settings_.from_dict(run.config()["settings"]), job.settings
+    if job.chosen("method") and wanted.method != before.method:  # what follows from it is not worth saying
+        raise _other_settings(run, [f"method: {before.method} -> {wanted.method}"])
+    values = {name: value for name, value in settings_.flat(wanted).items() if job.chosen(name)}
+    known = {**settings_.of_run(), **before.method_settings}
+    now = settings_.updated(before, {name: value for name, value in values.items() if name in known})
+    same_place = is_path(wanted.data) and Path(wanted.data).resolve() == Path(before.data).resolve()
+    now = replace(
+        now,
+        data=before.data if same_place else wanted.data,
+        data_options={**before.data_options, **wanted.data_options},
+    )
+    different = settings_.differences(before, now)
+    if settings_.differences(replace(before, steps=now.steps), now):
+        raise _other_settings(run, different)
+    if different:  # only the number of steps is another
+        why = settings_.depends_on_steps(before, type(method if method is not None else before.build_method()))
+        if why is not None:
+            raise MixMatchError(
+                f"{run.path} was made for {before.steps:,} steps, not {now.steps:,}: {why}; start another run"
+            )
+    return now
+
+
+def _other_settings(run: RunFolder, different: list[str]) -> MixMatchError:
+    return MixMatchError(
+        f"{run.path} was made with other settings ({'; '.join(different)}): resume with its own, or choose another "
+        "folder with out="
+    )
+
+
+def _begin_or_resume(run: RunFolder, config: Record, checkpoint: str | None) -> Checkpoint | None:
+    if not run.exists():
+        run.write_config(config)
+        return None
+    steps = config["settings"]["steps"]
+    if (what := _changed(run.config(), config)) is not None:
+        raise MixMatchError(
+            f"the data has changed since {run.path} was started ({what}): start again in another folder"
+        )
+    saved = run.load_checkpoint(checkpoint)
+    if saved is None and run.result() is not None:
+        raise MixMatchError(
+            f"{run.path} is finished and has no checkpoint to resume from: start again in another folder"
+        )
+    if saved is not None and saved.step > steps:
+        raise MixMatchError(f"{run.path} has taken {saved.step:,} steps already: it cannot end after {steps:,}")
+    if saved is not None and checkpoint is not None:
+        run.forget_after(saved.step)
+    if run.config()["settings"]["steps"] != steps:
+        run.end_at(steps)
+    return saved
+
+
+def _described(data: Data) -> Record:
+    """What a run's configuration says about its data."""
+    source, split = data.source, data.split
+    about = {
+        "classes": list(source.classes),
+        "input_shape": list(source.input_shape),
+        "split": {"hash": split.hash, **split.counts(), "labeled_rows": split.labeled.tolist()},
+        "labels_sha256": labels_sha256(source),
+    }
+    return about if source.encoding is None else {**about, "encoding": source.encoding.to_dict()}
+
+
+def _changed(before: Record, now: Record) -> str | None:
+    """What of the data is no longer as a run's configuration has it; None if nothing is. Pixels are not compared:
+    decoders differ from machine to machine."""
+    if before["classes"] != now["classes"]:
+        return f"classes {', '.join(map(str, before['classes']))} -> {', '.join(now['classes'])}"
+    if before["input_shape"] != now["input_shape"]:
+        return f"inputs of shape {tuple(before['input_shape'])} -> {tuple(now['input_shape'])}"
+    if before["split"]["hash"] != now["split"]["hash"]:
+        return "another split"
+    if before.get("labels_sha256", now["labels_sha256"]) != now["labels_sha256"]:
+        return "other labels"
+    if not _alike(before.get("encoding"), now.get("encoding")):
+        return "other features"
+    return None
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether JSON values are the same, numbers as far as two machines agree on a mean."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(_alike(a[name], b[name]) for name in a)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(_alike, a, b))
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9)
+    return bool(a == b)

@@ -1,0 +1,201 @@
+"""The list of commands, `mixmatch methods`, and how the parameters in a message become options."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mixmatch import methods
+from mixmatch.cli import COMMANDS, Command, Group, with_options
+from mixmatch.cli.options import unwrapped
+
+Call = Callable[..., Any]
+
+
+def one_line(result: Any, *said: str) -> None:
+    assert (result.code, result.out) == (2, ""), result
+    assert result.err.startswith("error: ")
+    assert result.err.count("\n") == 1, result.err
+    for words in said:
+        assert words in result.err
+
+
+# ---------------------------------------------------------------- the list of commands
+
+
+def commands() -> Iterator[tuple[str, Command]]:
+    """All but the groups, with the words that run them."""
+    for name, entry in COMMANDS.items():
+        if isinstance(entry, Command):
+            yield name, entry
+        else:
+            yield from ((f"{name} {inner}", command) for inner, command in entry.commands.items())
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands()), ids=[name for name, _ in commands()])
+def test_the_list_says_what_the_help_of_a_command_begins_with(name: str, command: Command) -> None:
+    """A command is imported only when it is run, so the list cannot ask it."""
+    module, _, function = command.where.partition(":")
+    callback = getattr(import_module(f"mixmatch.cli.{module}"), function)
+    help = (callback([]) if command.built else callback).__doc__
+    assert command.about == unwrapped(help).split("\n\n")[0]
+
+
+def test_every_command_is_listed(call: Call) -> None:
+    shown = call("--help").out
+    for name in ("train", "compare", "evaluate", "predict", "report", "export", "methods", "reproduce", "results"):
+        assert f"│ {name} " in shown
+    for name, entry in COMMANDS.items():
+        assert f"│ {name} " in shown
+        if isinstance(entry, Group):
+            inner = call(name, "--help").out
+            for command in entry.commands:
+                assert f"│ {command} " in inner
+
+
+LIGHT = [["--help"], ["--version"], ["data", "--help"], ["data", "list"], ["nosuch"]]
+
+
+@pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)
+def test_without_torch(arguments: list[str], tmp_path: Path) -> None:
+    """PyTorch takes seconds to import; what does not need it answers at once."""
+    code = f"""
+import sys
+from mixmatch.__main__ import main
+sys.argv = ["mixmatch", *{arguments!r}]
+try:
+    main()
+except SystemExit:
+    pass
+print([name for name in ("torch", "sklearn", "matplotlib") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "Traceback" not in done.stderr
+
+
+def test_the_check_for_torch_can_fail() -> None:
+    """A command that computes does import it."""
+    code = "import sys, mixmatch.cli.train; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_mistyped_command(call: Call) -> None:
+    one_line(call("trian", "digits"), "'trian'", "'train'", "(see mixmatch --help)")
+    one_line(call("data", "chek"), "'chek'", "'check'", "(see mixmatch data --help)")
+
+
+# ---------------------------------------------------------------- methods
+
+
+def test_methods(call: Call) -> None:
+    result = call("methods")
+    assert (result.code, result.err) == (0, "")
+    shown = {words[0]: words[1:] for line in result.out.splitlines() if (words := line.split())}
+    for name in methods.METHODS:
+        assert shown[name]
+    listed = json.loads(call("methods", "--json").out)
+    assert [each["name"] for each in listed] == list(methods.METHODS)
+    assert {each["name"]: each["about"] for each in listed}["ict"].startswith("Interpolation Consistency Training")
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_a_method(name: str, call: Call) -> None:
+    result = call("methods", name)
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith(f"{name}: ")
+    about = json.loads(call("methods", name, "--json").out)
+    assert about["name"] == name
+    declared = methods.declared(name)
+    assert [each["name"] for each in about["settings"]] == list(declared)
+    defaults = methods.build(name, {})
+    for each in about["settings"]:
+        assert each["default"] == getattr(defaults, each["name"])
+        assert each["must_be"] in result.out
+        assert f" {each['name']} " in result.out
+        assert each["help"]
+
+
+def test_what_a_method_asks_of_the_run(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods.METHODS["ict"], "run_defaults", {"optimizer": "sgd", "weight_decay": 5e-4})
+    result = call("methods", "ict")
+    assert "It changes the run's defaults: optimizer sgd, weight_decay 0.0005" in result.out
+    assert json.loads(call("methods", "ict", "--json").out)["run_defaults"] == {
+        "optimizer": "sgd",
+        "weight_decay": 5e-4,
+    }
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_method_that_is_not_there(call: Call, more: list[str]) -> None:
+    one_line(call("methods", "nosuch", *more), "unknown method 'nosuch'")
+    one_line(call("methods", "mixmach", *more), "did you mean 'mixmatch'?")
+
+
+# ---------------------------------------------------------------- options in place of parameters
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("steps=0 must be at least 1", "--steps 0 must be at least 1"),
+        ("batch_size=0 must be at least 1", "--batch-size 0 must be at least 1"),
+        ("learning_rate=-0.1 must be", "--learning-rate -0.1 must be"),
+        ("learning_rate=1e-05 must be", "--learning-rate 1e-05 must be"),
+        ("K=0 must be", "--K 0 must be"),
+        ("choose another with out=", "choose another with --out"),
+        ("choose another with out=.", "choose another with --out."),
+        ("with resume=True", "with --resume"),
+        ("with resume=True, or", "with --resume, or"),
+        ("go back (resume=True): it", "go back (--resume): it"),
+        ("use method=supervised.", "use --method supervised."),
+        ("labels=138: the student", "--labels 138: the student"),
+        ("image_size= and label_column= are for", "--image-size and --label-column are for"),
+        ("continue with checkpoint=step-00000005", "continue with --checkpoint step-00000005"),
+        # What a person wrote stays as it is, also in quotes.
+        ("schedule='cosin' must be", "--schedule 'cosin' must be"),
+        ("schedule='a b=c' must be", "--schedule 'a b=c' must be"),
+        ('method="it\'s" is', '--method "it\'s" is'),
+        ("no column 'color=blue'", "no column 'color=blue'"),
+        ('no column "color=blue"', 'no column "color=blue"'),
+        # Paths and addresses.
+        ("cannot write to runs/lr=0.1/x: full", "cannot write to runs/lr=0.1/x: full"),
+        ("lr=0.1/x is not a run folder", "lr=0.1/x is not a run folder"),
+        ("runs/x-lr=0.1,wd=3 is not", "runs/x-lr=0.1,wd=3 is not"),
+        ("/data/.a=b is not", "/data/.a=b is not"),
+        ("see https://example.org/a?b=c&d=e", "see https://example.org/a?b=c&d=e"),
+        # Python.
+        ("pass it, train(network=...)", "pass it, train(network=...)"),
+        ("settings={'labels': 3}", "settings={'labels': 3}"),
+        ("a == b, a=>b", "a == b, a=>b"),
+        ("nothing to do", "nothing to do"),
+    ],
+)
+def test_options_in_place_of_parameters(message: str, shown: str) -> None:
+    assert with_options(message) == shown
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--out", "seed=1"], ["--out=seed=1"], ["--out", "./seed=1"], ["--out", "seed=1/"]]
+)
+def test_an_argument_that_looks_like_a_parameter_is_left_alone(arguments: list[str]) -> None:
+    message = "seed=1 holds a run already: continue it with resume=True"
+    assert with_options(message, ["train", "digits", *arguments]) == (
+        "seed=1 holds a run already: continue it with --resume"
+    )
+    assert with_options("seed=2 and seed=1", ["train", *arguments]) == "--seed 2 and seed=1"
+
+
+def test_the_command_line_shows_options(call: Call) -> None:
+    Path("seed=1").mkdir()
+    (Path("seed=1") / "mine").write_text("")
+    refused = call("train", "digits", "--out", "seed=1")
+    one_line(refused)
+    assert refused.err == "error: seed=1 holds other files and is not a run folder: choose another with --out\n"

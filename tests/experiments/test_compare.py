@@ -1,0 +1,47 @@
+"""The plot of a comparison: every method is in it, however many there are."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mixmatch.experiments.compare import plot, summarize
+from mixmatch.plotting import line_style
+
+
+def record(method: str, seed: int, errors: tuple[float, ...]) -> Any:
+    return {
+        "data": "digits", "method": method, "seed": seed, "error": errors[-1], "split": {"labeled": 20}, "seconds": 2.0,
+        "curve": [{"step": 10 * number, "error": error} for number, error in enumerate(errors, 1)],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [1, 9, 10, 16, 40])
+def test_every_method_has_a_line_and_a_name(tmp_path: Path, axes: Any, count: int) -> None:
+    names = [f"method-{number}" for number in range(count)]
+    records = [record(name, seed, (50.0, 10.0 + seed)) for name in names for seed in (1, 3)]
+    plot(records, tmp_path / "error.png")
+    drawn = axes()
+    means = [line for line in drawn.lines if line.get_linewidth() > 2]
+    assert [line.get_ydata().tolist() for line in means] == [[50.0, 12.0]] * count
+    assert len(drawn.lines) == 3 * count
+    assert len({(line.get_color(), line.get_linestyle()) for line in means}) == count
+    assert sorted(text.get_text() for text in drawn.texts) == sorted(f"{name} 12.0 %" for name in names)
+    heights = [text.get_window_extent().y0 for text in drawn.texts]
+    assert all(high - low > 10 for low, high in itertools.pairwise(heights))  # none over another
+
+
+def test_line_styles_differ() -> None:
+    assert len({tuple(line_style(number).items()) for number in range(72)}) == 72
+
+
+def test_a_row_per_method() -> None:
+    rows = summarize([record("a", 1, (4.0,)), record("b", 1, (9.0,)), record("a", 2, (8.0,))])
+    assert [(row["method"], row["seeds"], row["error"], row["seconds"]) for row in rows] == [
+        ("a", [1, 2], 6.0, 2.0), ("b", [1], 9.0, 2.0),
+    ]  # fmt: skip
+    assert rows[0]["deviation"] == pytest.approx(8**0.5)
+    assert rows[1]["deviation"] is None

@@ -1,0 +1,43 @@
+"""The tables of settings in the docs are what the declarations say."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from mixmatch.methods import METHODS
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["generate"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pages_are_as_generated(generate: ModuleType) -> None:
+    stale = [path.name for path, text in generate.pages().items() if path.read_text() != text]
+    assert not stale, f"run python docs/generate.py: {stale} differ"
+
+
+def test_every_method_has_a_card_with_its_settings(generate: ModuleType) -> None:
+    for name in METHODS:
+        text = (ROOT / "docs" / "methods" / f"{name}.md").read_text()
+        assert generate.BEGIN in text, name
+        assert generate.END in text, name
+
+
+def test_a_changed_default_makes_a_page_stale(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(generate.presets.DATA_METHOD[("cifar10", "ict")], "alpha", 0.123)
+    path = ROOT / "docs" / "methods" / "ict.md"
+    assert generate.pages()[path] != path.read_text()
