@@ -8,6 +8,7 @@ convolutions pad at the bottom and right alone, as TensorFlow does on even sizes
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -76,15 +77,15 @@ def linear(inputs: int, outputs: int, init: Callable[[Tensor], object] = glorot_
     return layer
 
 
-class WithFeatures(nn.Module):
+class WithFeatures(nn.Module, ABC):
     """A network that offers its features and classifies them by one linear layer, `head`."""
 
     feature_size: int
     head: nn.Linear
 
+    @abstractmethod
     def features(self, x: Tensor) -> Tensor:
         """What enters the last layer, (N, feature_size)."""
-        raise NotImplementedError
 
     def classify(self, features: Tensor) -> Tensor:
         """Logits (N, classes) of features."""
