@@ -68,7 +68,8 @@ def test_threads_are_recorded_and_used_again(tmp_path: Path, monkeypatch: pytest
         mixmatch.train("digits", out=tmp_path, steps=2, **given)
         assert RunFolder(tmp_path).config()["threads"] == 2
         torch.set_num_threads(1)
-        mixmatch.train("digits", out=tmp_path, steps=4, resume=True, **given)
+        record = mixmatch.train("digits", out=tmp_path, steps=4, resume=True, **given)
+        assert record["hardware"]["threads"] == 2
         assert set(used) == {2}
         assert torch.get_num_threads() == 1  # the caller's is as it was
     finally:

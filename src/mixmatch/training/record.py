@@ -25,6 +25,7 @@ def make_record(
     device: torch.device,
     engine: Record | None = None,
     machines: list[Record] | None = None,
+    threads: int | None = None,
 ) -> dict[str, Any]:
     """`machines` are those the run was on, if not on one alone: see `on_machines`.
 
@@ -47,18 +48,18 @@ def make_record(
         "settings": settings.to_dict(),
         "split": {"hash": split.hash, **split.counts()},
         "curve": [{"step": m["step"], "error": m["test_error"]} for m in metrics if "test_error" in m],
-        "hardware": {**hardware(device), **({"machines": machines} if machines and len(machines) > 1 else {})},
+        "hardware": {**hardware(device, threads), **({"machines": machines} if machines and len(machines) > 1 else {})},
         "engine": engine,
         "versions": versions(),
     }
 
 
-def hardware(device: torch.device) -> dict[str, Any]:
+def hardware(device: torch.device, threads: int | None = None) -> dict[str, Any]:
     """What the run ran on, when it ended."""
     return {
         "device": device.type,
         "name": machine_name(device),
-        "threads": torch.get_num_threads(),
+        "threads": threads or torch.get_num_threads(),
         "cores": os.cpu_count(),
     }
 

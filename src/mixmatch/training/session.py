@@ -263,7 +263,8 @@ def running(work: Work, stop: Stop, side_by_side: bool = False) -> Generator[Non
     config = run.config() if began else {}
     compile = job.compile if job.compile is not None else config.get("compile")
     speed = default_speed(settings.steps, device, compile)
-    count = config.get("threads") or default_threads(data.source.input_shape)
+    # On a CPU bits depend on the number of threads, so a run keeps it. What drives a GPU does not matter.
+    count = config.get("threads") or default_threads(data.source.input_shape) if device.type == "cpu" else None
     reporter = work.reporter
     if reporter is None:
         reporter = progress.on_stderr(f" {settings.labels} seed {settings.seed}" if side_by_side else "")
@@ -271,7 +272,7 @@ def running(work: Work, stop: Stop, side_by_side: bool = False) -> Generator[Non
         held.enter_context(explained_shortage(device, lambda: str(run.path) if run.exists() else None))
         trainer = prepare(
             settings, data, device, network=work.network, method=work.method, side_by_side=side_by_side,
-            compile=speed.compile, graph=speed.graph, threads=count if device.type == "cpu" else None,
+            compile=speed.compile, graph=speed.graph, threads=count,
         )  # fmt: skip
         held.enter_context(run.lock())  # makes the folder, so everything that may be refused is refused above
         if run.exists() and (not began or (finished is None and run.result() is not None)):
@@ -281,7 +282,9 @@ def running(work: Work, stop: Stop, side_by_side: bool = False) -> Generator[Non
         shown = progress.Several(reporter, progress.TensorBoard(run.path))
         seconds = yield from Loop(trainer, run, shown, stop, saved, job.checkpoint_every).turns()
         averaged(trainer).save(run.model)
-        record = make_record(settings, data.split, run.metrics(), seconds, device, trainer.engine, trainer.machines)
+        record = make_record(
+            settings, data.split, run.metrics(), seconds, device, trainer.engine, trainer.machines, threads=count
+        )
         run.write_result(record)
         return record
 
