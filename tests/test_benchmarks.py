@@ -100,3 +100,26 @@ def test_the_program_prints_what_it_measured(method: str) -> None:
         assert row["ratio"] == pytest.approx(rows[0]["ms_per_step"] / row["ms_per_step"])
         assert row["images_per_second"] == pytest.approx(1000 * images / row["ms_per_step"])
         assert row["setup_seconds"] > 0
+
+
+def test_the_list_of_long_runs_knows_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import long_runs
+
+    from mixmatch.experiments import records
+
+    results = BENCHMARKS.parent / "results"
+    known = records.load_all(results, lambda line: None)
+    done, left = long_runs.Part("cifar10", 250, (1,), 2**16).runs() + long_runs.Part("svhn", 250, (9,), 2**16).runs()
+    row = long_runs.state(done, known, tmp_path)
+    assert (row["state"], row["at"]) == ("finished", 2**16)
+    assert row["error"] == next(
+        r["error"] for r in known if r["seed"] == 1 and r["steps"] == 2**16 and r["labels"] == 250
+    )
+    assert long_runs.state(left, known, tmp_path)["state"] == "to do"
+    folder = tmp_path / left.name
+    (folder / "checkpoint" / "step-00002048").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "metrics.jsonl").write_text('{"step": 1024, "test_error": 80.5}\n')
+    row = long_runs.state(left, known, tmp_path)
+    assert (row["state"], row["at"], row["error"]) == ("on its way", 2048, 80.5)

@@ -36,6 +36,7 @@ GPU, STEPS, MIB = torch.device("cuda"), 48, 2**20
 CASES: list[dict[str, Any]] = [{"method": method} for method in METHODS if method != "vat"]
 CASES += [{"method": "vat", "xi": 0.1}]  # at its default of 1e-6 rounding decides the direction
 CASES += [{"method": "mixmatch", **more} for more in ({"passes": "fused"}, {"guess_weights": "ema"}, {"K": 1})]
+CASES += [{"method": "mixmatch", "optimizer": "sgd", "learning_rate": 0.01, "schedule": "cosine-7/16"}]
 
 
 def source() -> Source:

@@ -128,8 +128,12 @@ def run_all(
     device: str = "auto",
     data_dir: Path | None = None,
     strict: bool = False,
+    side_by_side: int | None = None,
 ) -> list[tuple[Planned, str]]:
-    """Train what is not finished. A run that fails does not stop the rest; returns those with the reason."""
+    """Train what is not finished, by default as many side by side as the device allows.
+
+    A run that fails does not stop the rest; returns those with the reason.
+    """
     try:
         records_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -170,7 +174,7 @@ def run_all(
         out = runs_folder / run.name
         job = Job(run.settings, out, given, resume=True, device=device, data_dir=data_dir, strict=strict)
         work.append(Work(job, reporter=reporter() if reporter else progress.on_stderr(f" {numbers[run.name]}")))
-    here.run_all(work, started=lambda number: say(heads[waiting[number].name]), ended=ended)
+    here.run_all(work, side_by_side, started=lambda number: say(heads[waiting[number].name]), ended=ended)
     return failed
 
 
