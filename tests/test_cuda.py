@@ -37,6 +37,7 @@ CASES: list[dict[str, Any]] = [{"method": method} for method in METHODS if metho
 CASES += [{"method": "vat", "xi": 0.1}]  # at its default of 1e-6 rounding decides the direction
 CASES += [{"method": "mixmatch", **more} for more in ({"passes": "fused"}, {"guess_weights": "ema"}, {"K": 1})]
 CASES += [{"method": "mixmatch", "optimizer": "sgd", "learning_rate": 0.01, "schedule": "cosine-7/16"}]
+CASES += [{"method": method, "ema_warmup": True} for method in ("mixmatch", "mean-teacher")]
 
 
 def source() -> Source:
@@ -88,7 +89,9 @@ def test_every_method_is_graphed_with_kernels_and_learns_the_same(given: dict[st
 
 
 @pytest.mark.parametrize(
-    "given", [{"method": "mixmatch"}, {"method": "vat", "xi": 0.1}, {"method": "mean-teacher"}], ids=str
+    "given",
+    [{"method": "mixmatch"}, {"method": "vat", "xi": 0.1}, {"method": "mean-teacher", "ema_warmup": True}],
+    ids=str,
 )
 def test_networks_without_kernels_are_graphed(given: dict[str, Any]) -> None:
     ours, theirs = (trainer_for(graph=graph, precision="fp32", **given) for graph in (True, False))
@@ -97,11 +100,26 @@ def test_networks_without_kernels_are_graphed(given: dict[str, Any]) -> None:
     assert not ours.engine["kernels"]
 
 
-@pytest.mark.parametrize("method", ["mixmatch", "ict"])
-def test_the_default_is_compiled_too(method: str) -> None:
-    ours, theirs = (trainer_for(graph=fast, compile=fast, method=method) for fast in (True, False))
+@pytest.mark.parametrize("given", [{"method": "mixmatch"}, {"method": "ict", "ema_warmup": True}], ids=str)
+def test_the_default_is_compiled_too(given: dict[str, Any]) -> None:
+    ours, theirs = (trainer_for(graph=fast, compile=fast, **given) for fast in (True, False))
     assert learned(ours) == pytest.approx(learned(theirs), rel=0.05, abs=0.005)
     assert {name for name, on in ours.engine.items() if on is True} == {"compiled", "recorded", "kernels"}
+
+
+def test_averages_that_warm_up_are_those_of_plain_steps() -> None:
+    """The decay of each step reaches the graph: float64 averages of the weights it has after each step."""
+    trainer = trainer_for(graph=True, method="mixmatch", ema_warmup=True)
+    live = dict(trainer.model.network.named_parameters())
+    expected = {name: value.double() for name, value in trainer.model.ema.items()}
+    for step in range(20):
+        trainer.advance(step + 1)
+        trainer.wait()
+        decay = min(trainer.settings.ema_decay, (1 + step) / (10 + step))
+        expected = {name: decay * value + (1 - decay) * live[name].double() for name, value in expected.items()}
+    assert trainer.engine["recorded"]
+    for name, value in expected.items():
+        torch.testing.assert_close(trainer.model.ema[name].double(), value, rtol=1e-4, atol=1e-6)
 
 
 class Looks(WideResNet):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from mixmatch.draws import Sampler, generator, torch_seed
+from mixmatch.draws import BalancedSampler, Sampler, generator, torch_seed
 
 any_seed = st.integers(0, 2**63)
 any_stream = st.text(max_size=20)
@@ -145,3 +145,49 @@ def test_every_row_is_equally_likely_at_every_place():
         seen[np.arange(size), sampler.rows(step)] += 1
     for place in range(size):
         assert stats.chisquare(seen[place]).pvalue > 1e-3
+
+
+# The balanced sampler
+
+
+class_sizes = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)
+
+
+@settings(deadline=None, max_examples=60)
+@given(class_sizes, st.integers(1, 40), st.integers(0, 1000))
+def test_every_class_is_drawn_equally_often_and_so_is_every_row_of_it(sizes, batch_size, seed):
+    classes = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    sampler = BalancedSampler(classes, batch_size, seed, "labeled")
+    there = sum(size > 0 for size in sizes)
+    steps = 3 * max(sizes) * there // batch_size + 2
+    batches = [sampler.rows(step) for step in range(steps)]
+    assert all(len(batch) == batch_size and batch.dtype == np.int64 for batch in batches)
+    stream = np.concatenate(batches)
+    for start in range(0, len(stream) - there + 1, there):  # every class once in each round
+        assert len(set(classes[stream[start : start + there]].tolist())) == there
+    for c in np.unique(classes):
+        rows = np.bincount(stream[classes[stream] == c], minlength=len(classes))[classes == c]
+        assert rows.max() - rows.min() <= 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(class_sizes, st.integers(1, 40), st.integers(0, 1000), st.lists(st.integers(0, 40), min_size=1, max_size=20))
+def test_balanced_rows_depend_on_the_step_alone(sizes, batch_size, seed, order):
+    classes = np.repeat(np.arange(len(sizes)), sizes)
+    in_turn = BalancedSampler(classes, batch_size, seed, "labeled")
+    expected = [in_turn.rows(step).tolist() for step in range(41)]
+    jumping = BalancedSampler(classes, batch_size, seed, "labeled")
+    for step in order:
+        assert jumping.rows(step).tolist() == expected[step]
+
+
+def test_balanced_draws_are_shuffled_and_differ_by_seed():
+    classes = np.repeat(np.arange(3), [50, 20, 5])
+
+    def drawn(seed):
+        sampler = BalancedSampler(classes, 6, seed, "labeled")
+        return [sampler.rows(step).tolist() for step in range(20)]
+
+    assert drawn(1) != drawn(2)
+    rounds = {tuple(classes[batch[half : half + 3]].tolist()) for batch in drawn(1) for half in (0, 3)}
+    assert len(rounds) == 6  # every order of the classes

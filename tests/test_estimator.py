@@ -185,7 +185,7 @@ def test_none_is_the_default_for_such_data(kind: Any) -> None:
     default = settings.resolve("X", {"seed": 0}, kind)
     assert MixMatchClassifier(random_state=0)._settings(kind) == default
     flat = settings.flat(default)
-    for name in MixMatchClassifier().get_params().keys() - APART - {"method", "network"}:
+    for name in MixMatchClassifier().get_params().keys() - APART - {"method", "network", "features"}:
         value = {"batch_size": 7, "steps": 33, "K": 3}.get(name, 0.25)
         assert value != flat[name]
         found = settings.flat(MixMatchClassifier(random_state=0, **{name: value})._settings(kind))

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from mixmatch.data import SOURCES
 from mixmatch.methods import METHODS
-from mixmatch.presets import DATA, DATA_METHOD
+from mixmatch.presets import DATA, DATA_METHOD, Kind
 from mixmatch.settings import resolve
 
 # Per method: weight decay, Beta's alpha, weight of the unlabeled loss. None: the method has no such setting.
@@ -46,6 +47,13 @@ COMMANDS: dict[str, dict[str, tuple[float, float | None, float | None]]] = {
     "stl10": {"mixmatch": (0.02, 0.75, 50)},
 }
 WEIGHT = {"mixmatch": "lambda_u", "vat": "vat_weight"}
+
+
+@pytest.mark.parametrize("kind", ["images", "features"])
+def test_averages_warm_up_on_user_data_alone(kind: Kind) -> None:
+    assert resolve("photos/", {}, kind).ema_warmup
+    assert not resolve("photos/", {"ema_warmup": False}, kind).ema_warmup
+    assert not any(resolve(data, {}).ema_warmup for data in (*SOURCES, "other data"))
 
 
 @pytest.mark.parametrize(("data", "method"), [(data, method) for data in COMMANDS for method in COMMANDS[data]])

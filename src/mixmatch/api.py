@@ -38,6 +38,7 @@ def train(
     image_size: int | None = None,
     label_column: str | None = None,
     part_column: str | None = None,
+    id_column: str | None = None,
     ignore: Sequence[str] | None = None,
     split: Split | None = None,
     reporter: Reporter | None = None,
@@ -65,6 +66,7 @@ def train(
         image_size: user images: pixels to resize to; by default chosen from the images.
         label_column: a table: the column with the label, empty where there is none; by default `label`.
         part_column: a table: a column that is `test` for rows to evaluate on.
+        id_column: a table: a column that names each row; no feature, kept in predictions.
         ignore: a table: columns that are no features.
         split: which rows of a `Source` are labeled; by default the official procedure chooses `labels` of them.
         reporter: what to show meanwhile; by default a progress bar on a terminal.
@@ -85,6 +87,7 @@ def train(
         "image_size": image_size,
         "label_column": label_column,
         "part_column": part_column,
+        "id_column": id_column,
         "ignore": list(ignore or ()) or None,
     }
     return here.run_one(
@@ -112,8 +115,14 @@ def load(path: str | Path, *, device: str = "auto", network: nn.Module | None = 
     return load_run(path, device, network)
 
 
-def open_run(path: str | Path, data_dir: str | Path | None = None, *, strict: bool = False) -> Data:
-    """The data that a run was trained on, read again; refused if it has changed."""
-    return session.open_run(
-        RunFolder(Path(path)), lambda settings: session.open_data(settings, data_dir, strict=strict)
-    )
+def open_run(
+    path: str | Path,
+    data_dir: str | Path | None = None,
+    *,
+    strict: bool = False,
+    data: str | Path | None = None,
+) -> Data:
+    """The data that a run was trained on, read again; refused if it has changed. `data` is where user data is now, if
+    it has moved."""
+    opener = lambda settings: session.open_data(settings, data_dir, strict=strict)  # noqa: E731
+    return session.open_run(RunFolder(Path(path)), opener, data)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from mixmatch import networks
 from mixmatch.data.user.encoding import Encoding, Values
 from mixmatch.errors import MixMatchError
+from mixmatch.networks.frozen import ON, Embedded
 from mixmatch.storage import replace_durably
 from mixmatch.training.checkpoint import to_bytes
 from mixmatch.training.device import pick_device
@@ -81,9 +82,12 @@ class Classifier:
         return self.encoding.apply(x)
 
     def probabilities(self, inputs: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """Probabilities (N, classes) of rows as a `Source` holds them: uint8 images, or features already encoded."""
+        """Probabilities (N, classes) of rows as a `Source` holds them: uint8 images, or features already encoded; of a
+        network on frozen features, either."""
         rows: tuple[int, ...]
-        if len(self.input_shape) == 3:
+        if isinstance(self.network, Embedded) and inputs.ndim == 2:
+            kind, what, rows = "float32", "features", tuple(self.network.get_buffer("mean").shape)
+        elif len(self.input_shape) == 3:
             channels, height, width = self.input_shape
             kind, what, rows = "uint8", "images", (height, width, channels)
         else:
@@ -178,5 +182,9 @@ def load_run(path: str | Path, device: str = "auto", network: nn.Module | None =
         raise MixMatchError(f"{path} has no model yet: its training has not reached a checkpoint")
     if not isinstance(config["settings"].get("network"), str):
         raise MixMatchError(f"{path / 'config.json'} is damaged: its settings name no network")
-    info = ModelInfo.from_dict({**config, "network": config["settings"]["network"]})
+    settings = config["settings"]
+    named = {**config, "network": settings["network"]}
+    if settings.get("features", "none") != "none":
+        named |= {"network": f"{settings['features']}{ON}{settings['network']}", "input_shape": config["image_shape"]}
+    info = ModelInfo.from_dict(named)
     return Classifier.from_tensors({**saved.weights, **saved.ema}, info, path, where, network)

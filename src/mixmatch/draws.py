@@ -60,3 +60,27 @@ class Sampler:
             self._order = generator(self.seed, self.stream, number).permutation(self.size)
             self._pass = number
         return self._order
+
+
+class BalancedSampler:
+    """Endless batches of row numbers in which every class is drawn as often as the others, whatever its size.
+
+    Classes take turns in an order that is reshuffled each time all have had one, and in turn `n` a class gives the row
+    that is number `n` in an endless shuffle of its own. So which rows a step gets depends on the step alone here too.
+    In expectation the loss is that of weighting each row by the inverse frequency of its class.
+
+    Args:
+        classes: the class of each row; those without any row take no turn.
+    """
+
+    def __init__(self, classes: npt.NDArray[np.int64], batch_size: int, seed: int, stream: str) -> None:
+        self._rows = [np.flatnonzero(classes == c) for c in np.unique(classes)]
+        self._turns = Sampler(len(self._rows), batch_size, seed, f"{stream} classes")
+        self._of_class = [Sampler(len(rows), 1, seed, f"{stream} class {c}") for c, rows in enumerate(self._rows)]
+
+    def rows(self, step: int) -> npt.NDArray[np.int64]:
+        """The rows of a step's batch (batch_size,)."""
+        turns = self._turns.rows(step)
+        numbers = (step * len(turns) + np.arange(len(turns))) // len(self._rows)
+        pairs = zip(turns.tolist(), numbers.tolist(), strict=True)
+        return np.array([self._rows[c][self._of_class[c].rows(n)[0]] for c, n in pairs], np.int64)

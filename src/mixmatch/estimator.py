@@ -35,13 +35,14 @@ from mixmatch.methods.base import Method
 from mixmatch.presets import Kind
 from mixmatch.training import progress
 from mixmatch.training.device import default_threads, pick_device
-from mixmatch.training.session import averaged, completed, prepare
+from mixmatch.training.session import averaged, completed, embedded, prepare
 from mixmatch.training.trainer import CHUNK, NotFinite
 
 Array = npt.NDArray[Any]
 NOT_USED = {
     "labels": "y says which rows have a label",
     "valid": "nothing is held out",
+    "hold_out": "nothing is held out",
     "eval_every": "nothing is evaluated",
 }
 """Settings of a run that mean nothing here, and why."""
@@ -67,11 +68,13 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     `X` is a matrix of numbers (N, F), NaN where a value is missing, which is standardized by all rows, labeled or not;
     or images, uint8 (N, H, W, C) or (N, H, W). The same arrays and seed give the same model as `mixmatch train`, where
-    that holds nothing out: where the data has a test part, or a class with fewer than ten labels.
+    that holds nothing out: where the data has a test part, no class with ten labels, or with `hold_out=none`.
 
     Args:
         method: one of `mixmatch.methods.METHODS`, or a `Method` object of your own class.
         network: a name for `mixmatch.networks.build`; `auto` is `mlp` for features, `wrn-auto` for images.
+        features: of images: `basic` or `timm:NAME` learns from frozen features, which takes seconds; None learns from
+            the pixels.
         steps, batch_size, learning_rate, weight_decay, ema_decay: of the training; None is the default of
             `mixmatch train` for such data.
         noise, mask: how features are augmented: deviation of the noise, share of features hidden.
@@ -93,6 +96,7 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         method: str | Method = "mixmatch",
         *,
         network: str = "auto",
+        features: str | None = None,
         steps: int | None = None,
         batch_size: int | None = None,
         learning_rate: float | None = None,
@@ -111,6 +115,7 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self.method = method
         self.network = network
+        self.features = features
         self.steps = steps
         self.batch_size = batch_size
         self.learning_rate = learning_rate
@@ -203,10 +208,9 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             warnings.warn("y has no unlabeled rows: all rows are used as unlabeled ones, too", stacklevel=3)
             unlabeled = np.arange(len(labeled))
         empty = np.empty(0, np.int64)
-        data = Data(
-            source, Split(np.flatnonzero(labeled), unlabeled, empty, empty), Basis(missing="nothing is held out")
-        )
-        count = default_threads(source.input_shape) if device.type == "cpu" else None
+        split = Split(np.flatnonzero(labeled), unlabeled, empty, empty)
+        data = embedded(Data(source, split, Basis(missing="nothing is held out")), settings, self.device)
+        count = default_threads(data.source.input_shape) if device.type == "cpu" else None
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             trainer = prepare(settings, data, device, method=method, graph=device.type == "cuda", threads=count)
             reporter = progress.on_stderr() if self.verbose else progress.Quiet()

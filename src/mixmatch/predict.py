@@ -18,7 +18,7 @@ from mixmatch.classifier import Classifier, load_run
 from mixmatch.data import ARRAYS, TABLES
 from mixmatch.data.user.arrays import read_matrix, to_images
 from mixmatch.data.user.images import UnreadableImage, decode_image, find_images, parallel_map, quiet_pillow
-from mixmatch.data.user.table import read_rows
+from mixmatch.data.user.table import read_rows, row_names
 from mixmatch.errors import MixMatchError
 
 ROWS = (*ARRAYS, *TABLES)
@@ -44,6 +44,8 @@ class Prediction(NamedTuple):
     """The probability of that class."""
     probabilities: npt.NDArray[np.float64]
     """Of every class, float64 (L,), in the order of `Classifier.classes`."""
+    id: str | None = None
+    """What the table's id column calls the row."""
 
 
 class Batch(NamedTuple):
@@ -52,6 +54,8 @@ class Batch(NamedTuple):
     names: Sequence[str]
     inputs: npt.NDArray[Any]
     unreadable: Sequence[tuple[Path, str]] = ()
+    ids: Sequence[str | None] | None = None
+    """What a table's id column calls the rows."""
 
 
 def predict_files(
@@ -60,6 +64,7 @@ def predict_files(
     *,
     device: str = "auto",
     network: nn.Module | None = None,
+    id_column: str | None = None,
     batch_size: int = 256,
     on_error: OnError | None = None,
     progress: Progress | None = None,
@@ -76,6 +81,7 @@ def predict_files(
         paths: files and folders; either images, or arrays and tables.
         device: `auto`, `cpu`, `cuda` or `mps`; a classifier stays where it is.
         network: the network that was trained, if it is not one that is built by name.
+        id_column: of a table, the column that names each row; by default the one that training had, where there is one.
         batch_size: how many rows the network gets at once.
         on_error: called with each image file that cannot be read, and the reason; by default that is a warning. The
             other files are predicted all the same.
@@ -92,7 +98,7 @@ def predict_files(
     classifier = run if isinstance(run, Classifier) else load_run(run, device, network)
     files = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     if any(map(holds_rows, files)):
-        total, batches = _row_batches(classifier, files, batch_size)
+        total, batches = _row_batches(classifier, files, batch_size, id_column)
     else:
         total, batches = _image_batches(classifier, files, batch_size)
     return _predictions(classifier, batches, total, on_error, progress)
@@ -125,9 +131,10 @@ def _predictions(
                     on_error(file, reason)
                 else:
                     warnings.warn(f"cannot read {file}: {reason}", stacklevel=2)
-            for name, row in zip(batch.names, probabilities, strict=True):
+            ids = batch.ids if batch.ids is not None else [None] * len(batch.names)
+            for name, row, row_id in zip(batch.names, probabilities, ids, strict=True):
                 best = int(row.argmax())
-                yield Prediction(name, classifier.classes[best], float(row[best]), row)
+                yield Prediction(name, classifier.classes[best], float(row[best]), row, row_id)
             done += len(batch.names) + len(batch.unreadable)
             if progress is not None:
                 progress(done, total)
@@ -137,36 +144,38 @@ def _predictions(
 
 
 def _row_batches(
-    classifier: Classifier, files: list[Path], batch_size: int
+    classifier: Classifier, files: list[Path], batch_size: int, id_column: str | None
 ) -> tuple[int, Generator[Batch, None, None]]:
     """The number of rows, and the rows. The files are read whole, before the first prediction."""
-    found: list[tuple[list[str], npt.NDArray[Any]]] = []
+    found: list[Batch] = []
     for file in files:
         if file.suffix.lower() not in ROWS:
             raise MixMatchError(f"{file} is not a {' or '.join(ROWS)} file: predict it apart from the others")
-        found.append(_read_rows(classifier, file))
+        found.append(_read_rows(classifier, file, id_column))
 
     def batches() -> Generator[Batch, None, None]:
-        for names, inputs in found:
-            for start in range(0, len(names), batch_size):
-                stop = start + batch_size
-                yield Batch(names[start:stop], inputs[start:stop])
+        for rows in found:
+            for start in range(0, len(rows.names), batch_size):
+                part = slice(start, start + batch_size)
+                yield Batch(rows.names[part], rows.inputs[part], ids=None if rows.ids is None else rows.ids[part])
 
-    return sum(len(names) for names, _ in found), batches()
+    return sum(len(rows.names) for rows in found), batches()
 
 
-def _read_rows(classifier: Classifier, file: Path) -> tuple[list[str], npt.NDArray[Any]]:
-    """The names of a file's rows, and the rows as the classifier takes them."""
+def _read_rows(classifier: Classifier, file: Path, id_column: str | None) -> Batch:
+    """All rows of a file as the classifier takes them."""
     try:
         if file.suffix.lower() in TABLES:
             table = read_rows(file)
-            kind = "row" if isinstance(table.lines, range) else "line"
             columns = dict(zip(table.header, table.columns, strict=True))
-            return [f"{file} {kind} {line}" for line in table.lines], classifier.encode(columns)
+            own = classifier.encoding.id_column if classifier.encoding is not None else None
+            id_column = id_column or (own if own in table.header else None)
+            ids = None if id_column is None else table.column(id_column, "id_column=")
+            return Batch([f"{file} {name}" for name in row_names(table)], classifier.encode(columns), ids=ids)
         x = read_matrix(file)
         inputs = classifier.encode(x if x.ndim == 2 else to_images([x], file.name)[0])
         classifier.probabilities(inputs[:1])  # refuses another shape before anything is written
-        return [f"{file} row {row}" for row in range(len(x))], inputs
+        return Batch([f"{file} row {row}" for row in range(len(x))], inputs)
     except MixMatchError as error:
         message = str(error)
         raise MixMatchError(message if str(file) in message else f"{file}: {message}") from None

@@ -66,12 +66,22 @@ DATA_METHOD: dict[tuple[str, str], dict[str, Any]] = {
 """What produced the paper's numbers (data set, method): settings of the run and of the method alike."""
 
 USER: dict[Kind, dict[str, Any]] = {
-    "images": {"labels": "all", "network": "wrn-auto", "steps": 4096, "ema_decay": 0.995, "eval_every": 64},
+    "images": {
+        "labels": "all",
+        "hold_out": "large-classes",
+        "network": "wrn-auto",
+        "steps": 4096,
+        "ema_decay": 0.995,
+        "ema_warmup": True,
+        "eval_every": 64,
+    },
     "features": {
         "labels": "all",
+        "hold_out": "large-classes",
         "network": "mlp",
         "steps": 1024,
         "ema_decay": 0.99,
+        "ema_warmup": True,
         "eval_every": 32,
         "weight_decay": 5.0,
         "pad": 0,
@@ -81,6 +91,9 @@ USER: dict[Kind, dict[str, Any]] = {
 }
 """For user data, whatever the method: images take an afternoon on a laptop, features seconds. How the numbers for
 features were chosen: docs/user-data.md."""
+
+EMBEDDED: dict[str, Any] = {n: value for n, value in USER["features"].items() if n not in ("labels", "hold_out")}
+"""For frozen features of images, published or not: as for other features, but for which rows are labeled."""
 
 USER_METHOD: dict[tuple[Kind, str], dict[str, Any]] = {
     ("images", "mixmatch"): {"passes": "fused", "ramp": PartOfSteps(3)},

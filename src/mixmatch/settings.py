@@ -20,7 +20,9 @@ Precision = Literal["fp32", "bf16"]
 Optimizer = Literal["adam", "sgd"]
 Schedule = Literal["constant", "cosine", "linear", "cosine-7/16"]
 Unlabeled = Literal["rest", "all"]
+LabelSampling = Literal["uniform", "balanced"]
 Strong = Literal["cutout"]
+HoldOut = Literal["large-classes", "all-classes", "none"]
 Labels = int | Literal["all"]
 
 BASIC = "Options"
@@ -44,8 +46,25 @@ class Settings:
     unlabeled: Unlabeled = setting(
         "rest", "Which images are used as unlabeled: the `rest`, or `all`, the labeled ones too."
     )
+    hold_out: HoldOut = setting(
+        "all-classes",
+        "Your own data without a test part: hold out a fifth of each class with ten labels or more (`large-classes`), "
+        "only if all classes have as many (`all-classes`), or `none`.",
+    )
+    label_sampling: LabelSampling = setting(
+        "uniform",
+        "Which labeled images a step draws: each as often as the others (`uniform`), or each class as often as the "
+        "others (`balanced`), for classes with few labels.",
+    )
     network: str = setting("wrn-28-2", "wrn-28-2, wrn-28-large, cnn13, mlp, timm:NAME, ...")
-    weights: str = setting("", "A file of weights that a timm network starts from.", metavar="FILE")
+    features: str = setting(
+        "none",
+        "Learn from frozen features of images: basic, or those of a pretrained network. User images have basic ones by "
+        "default where there is no GPU.",
+        metavar="none|basic|timm:NAME",
+    )
+    views: int = setting(4, "With features: how many each image gets, its own and those of shifted copies.", least=1)
+    weights: str = setting("", "A file of weights for timm:NAME; frozen, it has timm's own otherwise.", metavar="FILE")
     steps: int = setting(2**20, "How many steps to train. On resume, another number than before.", least=1, group=BASIC)
     batch_size: int = setting(
         64, "Labeled images per step, and the method's ratio as many unlabeled ones.", least=1, group=BASIC
@@ -62,6 +81,7 @@ class Settings:
         least=0,
     )
     ema_decay: float = setting(0.999, "Decay of the averaged weights, which are the ones evaluated.", within=(0, 1))
+    ema_warmup: bool = setting(False, "Average over fewer steps at the start, so that early averages do not lag.")
     pad: int = setting(4, "Pixels by which an image is mirror-padded before the random crop.", least=0)
     flip: bool = setting(False, "Flip images left to right at random.")
     strong: Strong = setting("cutout", "Strong augmentation, for methods that use it.")
@@ -110,9 +130,10 @@ def resolve(data: str, given: Mapping[str, Any], kind: Kind | None = None) -> Se
     for each in given:
         if each not in run and each not in defaults:
             raise _unknown(each, name, [*run, *defaults], each in fixed)
-    scoped = presets.of_method(data, kind, name)
+    embedded = given.get("features", "none") != "none"
+    scoped = presets.of_method(data, "features" if embedded else kind, name)
     chosen = {**cls.run_defaults, **scoped, **given}
-    values = {**presets.of_data(data, kind), **chosen, "method": name}
+    values = {**presets.of_data(data, kind), **(presets.EMBEDDED if embedded else {}), **chosen, "method": name}
     if values.get("optimizer") == "sgd" and "weight_decay" not in chosen:  # presets are for Adam
         values["weight_decay"] = SGD_WEIGHT_DECAY
     of_method = {**defaults, **{n: v for n, v in {**scoped, **given}.items() if n in defaults}, **fixed}
@@ -227,7 +248,8 @@ def _short(value: Any) -> str:
 
 def read_file(path: Path, method: str | Method | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings in a file, and how it says user data is read: a run's config.json, or TOML. If another `method` is
-    given than the file's, a run's settings of its method are left out.
+    given than the file's, a run's settings of its method are left out. A setting that a run did not have yet is at its
+    default, which is what it did.
 
     A TOML file names settings of the run and of the method alike, and may have a table `[data_options]`:
 
@@ -249,7 +271,8 @@ def read_file(path: Path, method: str | Method | None = None) -> tuple[dict[str,
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise MixMatchError(f"{path}: {name} must be a table of names and values")
-    plain = {name: value for name, value in values.items() if name not in ("data", *tables)}
+    then = {name: declared.default for name, declared in of_run().items()} if "format" in content else {}
+    plain = {**then, **{name: value for name, value in values.items() if name not in ("data", *tables)}}
     if method not in (None, plain.get("method", "mixmatch")):
         return plain, tables["data_options"]
     return {**plain, **tables["method_settings"]}, tables["data_options"]

@@ -43,3 +43,23 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def in_words(seconds: float) -> str:
+    """A time to expect, no more exact than it can be.
+
+    >>> in_words(3), in_words(47), in_words(130), in_words(1250), in_words(31 * 3600), in_words(1e6)
+    ('a few seconds', 'about 50 seconds', 'about 2 minutes', 'about 20 minutes', 'about 31 hours', 'about 12 days')
+    """
+    if seconds < 10:
+        return "a few seconds"
+    for unit, length, most, step in (
+        ("second", 1, 60, 10),
+        ("minute", 60, 15, 1),
+        ("minute", 60, 90, 5),
+        ("hour", 3600, 48, 1),
+        ("day", 86400, 365, 1),
+    ):
+        if (n := round(seconds / length / step) * step) < most:
+            return f"about {count(n, unit)}"
+    return "more than a year"

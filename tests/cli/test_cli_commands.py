@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -85,6 +87,63 @@ def test_the_check_for_torch_can_fail() -> None:
     """A command that computes does import it."""
     code = "import sys, mixmatch.cli.train; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_help_and_tables_fit_80_columns(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No word is cut, and a flag has no type."""
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    helps = [(*name.split(), "--help") for name, _ in commands()]
+    for words in [("--help",), *helps, ("data", "list"), ("methods",), ("methods", "mixmatch")]:
+        shown = re.sub(r"\x1b\[[\d;]*m", "", call(*words).out)
+        assert max(map(len, shown.splitlines())) <= 80, words
+        for bad in ("…", "<bool>", "BOOLEAN"):
+            assert bad not in shown, words
+    assert "svhn-extra" in call("data", "list").out
+
+
+def test_defaults_are_shown_where_they_are_fixed(call: Call) -> None:
+    shown = " ".join(call("train", "--method", "vat", "--help").out.replace("│", " ").split())
+    for words in (
+        "How to learn; `mixmatch methods` lists the methods. [default: mixmatch]",
+        "every random draw. [default: 1]",
+        "Momentum of SGD. [default: 0.9]",
+        "One of constant, cosine, linear, cosine-7/16. [default: constant]",
+        "[default: 1e-06]",
+    ):
+        assert words in shown
+    for name in ("steps", "ema-decay", "network", "epsilon"):  # presets have other values
+        declared = shown.split(f"--{name} ")[1].split(" --")[0]
+        assert "default:" not in declared
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("tr", ["train"]),
+        ("data ", ["list", "check"]),
+        ("data check --label-c", ["--label-column"]),
+        ("train x --lambda", ["--lambda-u"]),
+        ("train x --method vat --x", ["--xi"]),
+        ("evaluate run --da", ["--data", "--data-dir"]),
+        ("compare x --se", ["--seeds"]),
+    ],
+)
+def test_completion(typed: str, offered: list[str]) -> None:
+    """As bash asks for it: commands and options, of commands that are imported only then."""
+    words = ["mixmatch", *typed.split(" ")]
+    asked = {"_MIXMATCH_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-m", "mixmatch"], env=os.environ | asked, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == offered
+
+
+def test_completion_can_be_installed(call: Call) -> None:
+    shown = call("--help").out
+    assert "--install-completion" in shown
+    assert "--show-completion" in shown
 
 
 def test_a_mistyped_command(call: Call) -> None:

@@ -56,7 +56,8 @@ def test_train_gain_report_evaluate_resume(call, table: Path, tmp_path: Path) ->
     assert record["settings"]["network"] == "mlp"
     assert record["split"]["labeled"] == 32
     assert record["split"]["test"] == 8
-    assert "with unlabeled rows too" in record["verdict"]
+    assert "test rows wrong" in record["verdict"]
+    assert "Labels alone: " in record["verdict"]
     assert "8 labeled rows held out" in record["verdict"]
     assert json.loads((out / "baseline" / "result.json").read_text())["method"] == "supervised"
 
@@ -70,7 +71,7 @@ def test_train_gain_report_evaluate_resume(call, table: Path, tmp_path: Path) ->
 
     again = call("train", table, "--resume", *options)
     assert again.code == 0, again.err
-    assert record["verdict"] in again.out.replace("\n", " ")
+    assert record["verdict_details"]["how_good"] in " ".join(again.out.split())
     evaluated = call("evaluate", out, "--json")
     assert json.loads(evaluated.out)["error"] == pytest.approx(record["last_error"])
     assert "8 rows" in call("evaluate", out).out
@@ -83,7 +84,7 @@ def test_a_resumed_run_has_a_baseline_with_its_own_budget_and_columns(call, tabl
     assert call("train", table, "--out", out, "--no-baseline", *options).code == 0
     result = call("train", table, "--out", out, "--resume", "--quiet", "--device", "cpu")
     assert result.code == 0, result.err
-    assert "with the labels alone" in result.out
+    assert "Labels alone: " in result.out
     ours, alone = (json.loads((f / "config.json").read_text())["settings"] for f in (out, out / "baseline"))
     assert alone["method"] == "supervised"
     apart = {"method", "method_settings"}
@@ -278,8 +279,8 @@ def test_a_class_without_test_rows_and_names_like_markup(call, tmp_path: Path) -
     assert (result.code, result.err) == (0, "")
     shown = {words[0]: words[1:] for line in result.out.splitlines() if (words := line.split())}
     assert shown["bird"] == ["0", "–"]
-    assert shown["[/cat]"] == ["5", f"{per_class['[/cat]']:.2f}"]
-    assert shown["[red]:dog:"] == ["5", f"{per_class['[red]:dog:']:.2f}"]
+    assert shown["[/cat]"] == ["5", f"{per_class['[/cat]']:.1f}"]
+    assert shown["[red]:dog:"] == ["5", f"{per_class['[red]:dog:']:.1f}"]
 
 
 def test_data_that_changed_since_is_not_evaluated_on(call, tmp_path: Path) -> None:
@@ -298,12 +299,12 @@ def test_data_that_changed_since_is_not_evaluated_on(call, tmp_path: Path) -> No
     table.unlink()
     result = call("evaluate", tmp_path / "run")
     assert result.err.startswith(
-        f"error: the data of {tmp_path / 'run'} is not at {table}: do this where it was trained"
+        f"error: the data of {tmp_path / 'run'} is not at {table}: say where it is with --data"
     )
 
 
 def test_the_same_table_by_another_name(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A path may be spelled in many ways. Elsewhere the run's own name for it leads nowhere, or to another table."""
+    """A path may be spelled in many ways. Elsewhere the run's own name for it may lead to another table."""
     write(tmp_path / "pets.csv", HEADER, rows(120, 0, 40))
     monkeypatch.chdir(tmp_path)
     options = ["--label-column", "species", *FAST[2:]]
@@ -315,8 +316,12 @@ def test_the_same_table_by_another_name(call, tmp_path: Path, monkeypatch: pytes
         assert (record["steps"], record["settings"]["data"]) == (steps, "pets.csv")
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path / "sub")
-    result = call("train", "../pets.csv", "--out", "../run", "--resume", *options)
-    assert (result.code, result.err.count("data: pets.csv -> ../pets.csv")) == (2, 1)
+    assert call("train", "../pets.csv", "--out", "../run", "--resume", *options).code == 0
+    write(tmp_path / "sub" / "pets.csv", HEADER, rows(120, 0, 30))
+    assert call("train", "../pets.csv", "--out", "../run", "--resume", *options).code == 0
+    assert "the data has changed" in call("train", "pets.csv", "--out", "../run", "--resume", *options).err
+    write(tmp_path / "sub" / "cats.csv", HEADER, rows(120, 0, 40))
+    assert "data: pets.csv -> cats.csv" in call("train", "cats.csv", "--out", "../run", "--resume", *options).err
 
 
 def test_a_table_that_is_not_there_is_not_there(call, tmp_path: Path) -> None:
@@ -343,8 +348,11 @@ def test_guesses_of_rows_cannot_be_drawn(call, trained: Path, tmp_path: Path) ->
 def test_data_check_tries_training(call, table: Path) -> None:
     result = call("data", "check", table, "--label-column", "species", "--device", "cpu", "--json")
     assert result.code == 0, result.err
-    found = {finding["kind"]: finding for finding in json.loads(result.out)["findings"]}
-    assert "from a trial of 20 steps" in found["cost"]["message"]
+    said = json.loads(result.out)
+    found = {finding["kind"]: finding for finding in said["findings"]}
+    assert "(from 20 steps)" in found["cost"]["message"]
+    assert said["command"] == f"mixmatch train {table} --device cpu --label-column species"
+    assert 0 < said["seconds"] < 600
     result = call("data", "check", table, "--label-column", "species", "--no-trial", "--json")
     assert "cost" not in {finding["kind"] for finding in json.loads(result.out)["findings"]}
 
@@ -395,3 +403,101 @@ def test_data_after_an_option_that_can_be_repeated(call, table: Path, tmp_path: 
     assert settings["data_options"]["ignore"] == ["id"]
     result = call("data", "check", "--no-trial", "--label-column", "species", "--ignore", "id", table)
     assert result.code == 0, result.err
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    """Seven labels of one class and nine of the other, one of them wrong."""
+    lines = rows(60, 0, 16)
+    lines[0][3] = {"cat": "dog", "dog": "cat"}[lines[0][3]]
+    return write(tmp_path / "few.csv", HEADER, lines)
+
+
+STEPS = ["--steps", "60", "--eval-every", "30", "--batch-size", "16", "--quiet", "--device", "cpu"]
+
+
+def test_too_few_labels_to_hold_out_are_cross_validated(call, few: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = ["--label-column", "species", "--ignore", "id", "--out", out, *STEPS]
+    result = call("train", few, "--json", *options)
+    assert (result.code, result.err) == (0, "")
+    record = json.loads(result.out)
+    details = record["verdict_details"]
+    assert (record["split"]["labeled"], record["split"]["test"], record["error"]) == (16, 0, None)
+    assert details["cross_validated"]
+    assert details["images"] == 16
+    assert details["baseline_error"] is not None
+    kept = json.loads((out / "cross_validation.json").read_text())
+    wrong = [row for row in kept["rows"] if row["label"] != row["predicted"]]
+    assert len(wrong) == details["wrong"] >= 1
+    assert "line 2" in [row["file"] for row in wrong]
+    page = (out / "report.html").read_text()
+    assert "Labels that may be wrong" in page
+    assert page.index("Labels that may be wrong") < page.index("line 2<")
+    assert "error in cross-validation: " in page
+
+    evaluated = call("evaluate", out)
+    assert (evaluated.code, evaluated.err) == (0, "")
+    assert details["how_good"].partition(" Labels alone")[0] in evaluated.out
+    before = (out / "cross_validation.json").stat().st_mtime_ns
+    again = call("train", few, "--resume", *options)
+    assert details["how_good"] in again.out
+    assert (out / "cross_validation.json").stat().st_mtime_ns == before
+
+
+def test_cross_validation_can_be_left_out_and_asked_for(call, few: Path, table: Path, tmp_path: Path) -> None:
+    options = ["--label-column", "species", "--ignore", "id", "--no-baseline", *STEPS]
+    result = call("train", few, "--no-cross-validate", "--out", tmp_path / "without", *options)
+    assert "The error is not known: too few labels to evaluate" in result.out
+    assert not (tmp_path / "without" / "cross_validation.json").exists()
+    result = call("train", table, "--cross-validate", "--out", tmp_path / "with", "--json", *options)
+    details = json.loads(result.out)["verdict_details"]
+    assert (details["cross_validated"], details["images"]) == (False, 8)  # the error is that on the test rows
+    assert len(json.loads((tmp_path / "with" / "cross_validation.json").read_text())["rows"]) == 32
+    assert "Labels that may be wrong" in (tmp_path / "with" / "report.html").read_text()
+
+
+def test_models_that_only_guess_do_not_doubt_labels(call, tmp_path: Path) -> None:
+    lines = rows(60, 0, 16)
+    for i, row in enumerate(lines[:16]):
+        row[3] = ("cat", "dog")[i // 2 % 2]  # has nothing to do with what the row is
+    path = write(tmp_path / "random.csv", HEADER, lines)
+    options = ["--label-column", "species", "--ignore", "id", "--no-baseline", "--out", tmp_path / "run", *STEPS]
+    result = call("train", path, *options)
+    assert result.code == 0, result.err
+    assert "no better than guessing" in result.out or "worse than guessing" in result.out
+    assert "may be wrong" not in result.out
+    assert "Labels that may be wrong" not in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_an_id_column_is_no_feature_and_stays_with_its_rows(call, tmp_path: Path) -> None:
+    table = write(tmp_path / "pets.csv", HEADER, rows(120, 0, 40))
+    run = tmp_path / "run"
+    result = call("train", table, "--label-column", "species", "--id-column", "id", "--out", run, *FAST)
+    assert result.code == 0, result.err
+    ids = {line[2] for line in rows(120, 0, 40)}
+    with (run / "label-next.csv").open() as file:
+        assert {line["file"] for line in csv.DictReader(file)} < ids
+    new = write(tmp_path / "new.csv", ["id", "color", "size"], [["n1", "red", "20"], ["n2", "blue", "30"]])
+    lines = list(csv.reader(call("predict", run, new).out.splitlines()))
+    assert lines[0] == ["id", "file", "class", "probability", "cat", "dog"]
+    assert [line[:2] for line in lines[1:]] == [["n1", f"{new} line 2"], ["n2", f"{new} line 3"]]
+    predicted = json.loads(call("predict", run, new, "--json").out)
+    assert [row["id"] for row in predicted] == ["n1", "n2"]
+    assert [p.id for p in mixmatch.predict_files(run / "model.safetensors", new)] == ["n1", "n2"]
+    assert json.loads(call("predict", run, new, "--id-column", "color", "--json").out)[1]["color"] == "blue"
+    bare = write(tmp_path / "bare.csv", ["color", "size"], [["red", "20"]])
+    assert json.loads(call("predict", run, bare, "--json").out)[0]["id"] is None
+    assert "has no column 'idd': did you mean 'id'?" in call("predict", run, new, "--id-column", "idd").err
+    odd = write(tmp_path / "odd.csv", ["file", "color", "size"], [["n1", "red", "20"]])
+    assert call("predict", run, odd, "--id-column", "file").out.startswith("file (id),file,class,")
+
+
+def test_ids_in_parquet(call, trained: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    new = write(tmp_path / "new.csv", ["id", "color", "size"], [["n1", "red", "20"], ["", "blue", "30"]])
+    out = tmp_path / "out.parquet"
+    result = call("predict", trained, new, "--id-column", "id", "--format", "parquet", "--output", out)
+    assert result.code == 0, result.err
+    assert parquet.read_table(out).column_names == ["id", "file", "class", "probability", "cat", "dog"]
+    assert parquet.read_table(out)["id"].to_pylist() == ["n1", ""]

@@ -311,6 +311,11 @@ def test_evaluate(trained: Path, run: Call, call: Call) -> None:
     text = call("evaluate", trained)
     assert (text.code, text.err) == (0, "")
     lines = text.out.splitlines()
-    assert lines[-1] == f"test error {answer['error']:.2f} % ({answer['wrong']} of 500 images)"
+    low, high = answer["interval"]
+    assert lines[-2] == (
+        f"{answer['error']:.2f} % test error: {answer['wrong']} of 500 test images wrong (95 % interval {low:.2f} to "
+        f"{high:.2f} %). Guessing: {100 - max(counts) / 5:.2f} %."
+    )
+    assert answer["guessing_error"] == pytest.approx(100 - max(counts) / 5)
     table = {words[0]: words[1:] for line in lines if len(words := line.split()) == 3 and words[0] in CLASSES}
     assert table == {c: [str(n), f"{answer['per_class'][c]:.2f}"] for c, n in zip(CLASSES, counts, strict=True)}

@@ -41,10 +41,16 @@ def test_train_gain_evaluate_predict(call, photos: Path, tmp_path: Path) -> None
     assert record["split"]["unlabeled"] == 80
     assert record["split"]["labeled"] + record["split"]["test"] == 80
     assert record["settings"]["pad"] == 4  # an eighth of 32
-    assert "% test error with the labels alone" in record["verdict"]
+    details = record["verdict_details"]
+    assert details["how_good"].startswith(f"{details['error']:.1f} % test error: {details['wrong']} of 15 test images")
+    assert f"Labels alone: {details['baseline_error']:.1f} %" in details["how_good"]
     assert "labeled images held out" in record["verdict"]
+    assert "median" not in record["verdict"]
     assert record["report"] == str(out / "report.html")
-    assert "% test error with the labels alone" in (out / "report.html").read_text()
+    page = (out / "report.html").read_text().replace("\xa0", " ")
+    assert details["how_good"].partition(" Guessing")[0] in page
+    assert f"mixmatch ends at {details['error']:.1f} %" in page
+    assert "median" not in page
     assert (out / "label-next.csv").read_text().startswith("file,score,predicted")
     assert json.loads((out / "baseline" / "result.json").read_text())["method"] == "supervised"
 
@@ -52,13 +58,26 @@ def test_train_gain_evaluate_predict(call, photos: Path, tmp_path: Path) -> None
         "train", str(photos), "--out", str(out), "--resume", *FAST
     )  # finished: the verdict again, no training
     assert result.code == 0, result.err
-    assert record["verdict"] in result.out.replace("\n", " ")
+    assert_shown(details, result.out)
+    assert "median" not in result.out
 
+    text = " ".join(call("evaluate", str(out)).out.split())
+    assert details["how_good"].partition(" Labels alone")[0] in text
     evaluated = json.loads(call("evaluate", str(out), "--json").out)
-    assert evaluated["error"] == pytest.approx(record["last_error"])
+    assert evaluated["error"] == details["error"] == pytest.approx(record["last_error"])
+    assert evaluated["interval"] == details["interval"]
     predictions = json.loads(call("predict", str(out), str(photos / "digit 1"), "--json").out)
     assert {row["class"] for row in predictions} <= {"digit 0", "digit 1", "digit 2"}
     assert len(predictions) == len(list((photos / "digit 1").iterdir()))
+
+
+def assert_shown(details: dict[str, Any], out: str) -> None:
+    """Every sentence is on the screen, in this order, with three next steps."""
+    words = " ".join(out.split())
+    steps = [f"{i}. {step}" for i, step in enumerate(details["next_steps"], 1)]
+    assert len(steps) == 3
+    places = [words.index(text) for text in [details["how_good"], details["trust"], details["unlabeled"], *steps]]
+    assert places == sorted(places)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[Any]:
@@ -83,10 +102,10 @@ def test_data_is_read_once_and_the_gain_computed_once(
     options = ["--out", tmp_path / "run", *FAST]
     result = call("train", photos, *options)
     assert result.code == 0, result.err
-    assert "with the labels alone" in result.out
+    assert "Labels alone: " in result.out
     assert (len(read), len(gains)) == (1, 1)
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "with the labels alone" in page
+    assert "labels alone" in page
     assert "digit " in page
     assert call("train", photos, "--resume", *options).code == 0
     assert (len(read), len(gains)) == (2, 2)
@@ -101,7 +120,7 @@ def test_too_few_labels_say_so_and_train_all_the_same(call, photos: Path, tmp_pa
     options = [*FAST, "--labels-file", str(few)]
     result = call("train", str(photos), "--out", str(tmp_path / "run"), *options)
     assert result.code == 0, result.err
-    assert "Too few labels to evaluate" in result.out
+    assert "The error is not known: too few labels to evaluate" in result.out
     assert not (tmp_path / "run" / "baseline").exists()
     assert json.loads((tmp_path / "run" / "result.json").read_text())["error"] is None
     result = call("evaluate", str(tmp_path / "run"))
@@ -128,3 +147,6 @@ def test_options_for_user_images_are_refused_for_others(call, tmp_path: Path) ->
     result = call("train", "digits", "--out", str(tmp_path / "run"), "--image-size", "32")
     assert result.code == 2
     assert "--image-size is for your own data, not for 'digits'" in result.err
+    result = call("train", "digits", "--out", str(tmp_path / "run"), "--hold-out", "none")
+    assert result.code == 2
+    assert "--hold-out is for your own data, not for 'digits'" in result.err

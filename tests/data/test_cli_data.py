@@ -13,8 +13,10 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
-from mixmatch.cli import app
+from mixmatch.cli import app, data_check
+from mixmatch.data.user.rows import Finding
 from mixmatch.errors import MixMatchError
+from mixmatch.training.timing import FirstRun
 
 
 def invoke(*arguments: str) -> Any:
@@ -132,3 +134,46 @@ def test_own_data_is_looked_over_before_training(tmp_path: Path) -> None:
     result = invoke("check", str(tmp_path), "--no-trial", "--strict")
     assert result.exit_code == 1
     assert "label at least 4 of each class" in result.stdout
+
+
+def pets(folder: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for name, count in (("cat", 5), ("dog", 5), ("unlabeled", 30)):
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            Image.fromarray(rng.integers(0, 256, (40, 40, 3), np.uint8)).save(folder / name / f"{i}.png")
+    return folder
+
+
+def test_findings_come_before_the_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(data_check, "cost", stopped)
+    result = invoke("check", str(pets(tmp_path / "pets")))
+    assert result.exit_code != 0
+    assert "info: 10 labeled images of 2 classes" in result.stdout
+    assert "look alike" in result.stdout or "too few" in result.stdout
+
+
+def test_check_ends_with_a_command_to_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = pets(tmp_path / "my pets")
+    seen: list[dict[str, Any]] = []
+
+    def cost(user: object, device: str, **options: Any) -> tuple[Finding, FirstRun]:
+        seen.append(options)
+        return Finding("cost", "training takes long", severity="info"), FirstRun(32, 300, 610.0)
+
+    monkeypatch.setattr(data_check, "cost", cost)
+    result = invoke("check", str(folder))
+    assert result.stdout.splitlines()[-2:] == [
+        "to train now, about 10 minutes:",
+        f"  mixmatch train '{folder}' --image-size 32 --steps 300",
+    ]
+    assert not seen[0]["sized"]
+    said = json.loads(invoke("check", str(folder), "--image-size", "48", "--json").stdout)
+    assert seen[1]["sized"]
+    assert said["command"] == f"mixmatch train '{folder}' --image-size 48 --steps 300"
+    assert said["seconds"] == 610.0
+    said = json.loads(invoke("check", str(folder), "--no-trial", "--json").stdout)
+    assert said["command"] is said["seconds"] is None

@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from mixmatch.data.opened import to_data
 from mixmatch.data.source import UNKNOWN
 from mixmatch.data.user import images as images_module
 from mixmatch.data.user.folder import read_folder
@@ -666,3 +667,53 @@ def test_memory(tmp_path: Path) -> None:
     assert rows == 2000
     assert size > 220
     assert growth < 40
+
+
+def parts(folder: Path, *files: str) -> UserData:
+    """A folder with an image under each of these names."""
+    for i, file in enumerate(files):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((32, 32, 3), i, np.uint8)).save(folder / file)
+    return read_folder(folder)
+
+
+def test_classes_under_train(tmp_path: Path) -> None:
+    files = ("train/cat/a.png", "train/dog/b.png", "test/cat/c.png", "train/unlabeled/d.png", "unlabeled/deep/e.png")
+    user = parts(tmp_path, *files)
+    assert user.classes == ("cat", "dog")
+    assert [user.files[row] for row in user.labeled] == ["train/cat/a.png", "train/dog/b.png"]
+    assert {user.files[row] for row in user.unlabeled} == {"train/unlabeled/d.png", "unlabeled/deep/e.png"}
+    assert [user.files[row] for row in user.tested] == ["test/cat/c.png"]
+    assert user.test.labels.tolist() == [0]
+    assert [finding.kind for finding in user.findings] == ["layout"]
+    assert user.findings[0].severity == "info"
+    assert user.findings[0].message == ("read as a folder of parts: classes under train/, the test set under test/")
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "validation", "Val"])
+def test_validation_images_are_the_test_set_if_there_is_no_other(name: str, tmp_path: Path) -> None:
+    files = ("Train/cat/a.png", "Train/dog/b.png", f"{name}/dog/c.png", "unlabeled/e.png")
+    user = parts(tmp_path, *files)
+    assert [user.files[row] for row in user.tested] == [f"{name}/dog/c.png"]
+    assert kinds(user)["layout"].message.endswith(f"classes under Train/, the test set under {name}/")
+    assert to_data(user, seed=1).basis.sentence == f"Evaluated on the 1 images under {name}/."
+    user = parts(tmp_path, "test/cat/f.png")
+    assert [user.files[row] for row in user.tested] == ["test/cat/f.png"]
+    assert f"{name}/dog/c.png" not in user.files  # neither trained on nor tested
+    assert kinds(user)["unused"].files == (f"{name}/dog/c.png",)
+    assert kinds(user)["unused"].message == f"1 image under {name}/ not used: test/ is the test set"
+
+
+def test_odd_files_in_a_folder_of_parts(tmp_path: Path) -> None:
+    (tmp_path / "train" / "empty").mkdir(parents=True)
+    files = ("train/cat/a.png", "train/dog/b.png", "train/loose.png", "test/1.png", "val/cat/2.png", "unlabeled/c.png")
+    user = parts(tmp_path, *files)
+    assert kinds(user)["stray"].files == ("test/1.png", "train/loose.png")
+    assert kinds(user)["empty-folder"].files == ("train/empty",)
+    assert [user.files[row] for row in user.tested] == ["val/cat/2.png"]  # what lies in test/ has no class
+
+
+def test_trains_are_a_class_beside_others(tmp_path: Path) -> None:
+    user = parts(tmp_path, "train/steam/a.png", "bus/b.png", "unlabeled/c.png", "test/bus/d.png")
+    assert user.classes == ("bus", "train")
+    assert "'train' is taken for a class" in kinds(user)["class-name"].message

@@ -28,8 +28,8 @@ def user_data(per_class: list[int], unlabeled: int, test: list[int] = []) -> Use
 
 
 def in_files(data: UserData) -> UserData:
-    """The same images as a folder gives them: files have sizes."""
-    return replace(data, sizes=np.full((len(data), 2), 4, np.int32))
+    """The same images as a folder gives them: files have sizes and lie in folders."""
+    return replace(data, sizes=np.full((len(data), 2), 4, np.int32), test_folder="test")
 
 
 def test_it_is_evaluated_on_test_images_if_there_are_any() -> None:
@@ -63,13 +63,35 @@ def test_the_seed_decides_who_is_held_out() -> None:
     assert first.hash != to_data(user_data([20, 20], 5), seed=2).split.hash
 
 
-@pytest.mark.parametrize("per_class", [[9, 30], [1, 1]])
-def test_too_few_labels_to_evaluate(per_class: list[int]) -> None:
-    opened = to_data(user_data(per_class, 8), seed=1)
+def test_a_class_with_few_labels_does_not_switch_off_evaluating_the_others() -> None:
+    data = user_data([10, 3, 25], 8)
+    opened = to_data(data, seed=1)
+    assert np.bincount(opened.source.test.labels, minlength=3).tolist() == [2, 0, 5]
+    assert np.bincount(data.labels[opened.split.labeled]).tolist() == [8, 3, 20]
+    assert opened.basis.left_out == ("b",)
+    assert opened.basis.on == "7 labeled images held out, a fifth of each class with at least 10 labels"
+
+
+@pytest.mark.parametrize(("per_class", "hold_out"), [([9, 9], "large-classes"), ([9, 30], "all-classes")])
+def test_too_few_labels_to_evaluate(per_class: list[int], hold_out: str) -> None:
+    opened = to_data(user_data(per_class, 8), 1, hold_out)
     source, split, basis = opened.source, opened.split, opened.basis
     assert len(source.test) == len(split.test) == 0
     assert len(split.labeled) == sum(per_class)
     assert basis.on == ""
     assert f"'a' has {per_class[0]}" in basis.missing
     assert "labeled test images" in basis.missing
-    assert "labeled images under test/" in to_data(in_files(user_data(per_class, 8)), seed=1).basis.missing
+    assert "labeled images under test/" in to_data(in_files(user_data(per_class, 8)), 1, hold_out).basis.missing
+
+
+def test_nothing_is_held_out_if_asked() -> None:
+    opened = to_data(user_data([30, 30], 8), 1, "none")
+    assert (len(opened.split.labeled), len(opened.split.test)) == (60, 0)
+    assert "hold_out=none" in opened.basis.missing
+    assert len(to_data(user_data([30, 30], 8, [4, 4]), 1, "none").split.test) == 8
+
+
+def test_both_rules_agree_where_every_class_has_ten_labels() -> None:
+    """So a run of an earlier version finds its rows again."""
+    first, second = (to_data(user_data([10, 25], 5), 3, rule).split.hash for rule in ("large-classes", "all-classes"))
+    assert first == second

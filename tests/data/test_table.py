@@ -288,3 +288,18 @@ def test_parquet_is_the_same_table(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_text("no")
     with pytest.raises(MixMatchError, match=r"cannot read .*bad.parquet"):
         read_rows(tmp_path / "bad.parquet")
+
+
+def test_rows_are_called_by_their_id(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("id,a,label\nP1,1,x\nP2,2,y\n,3,\nP2,4,\n")
+    user = read_table(path, id_column="id")
+    assert user.files == ("P1", "P2", "line 4", "P2")
+    assert user.encoding is not None
+    assert user.encoding.feature_names == ["a"]
+    assert Encoding.from_dict(user.encoding.to_dict()) == user.encoding
+    assert user.encoding.id_column == "id"
+    assert [f.message for f in user.findings] == ["1 value of column 'id' in more than one row (P2)"]
+    assert "id_column" not in read_table(path, ignore=["id"]).encoding.to_dict()  # type: ignore[union-attr]
+    with pytest.raises(MixMatchError, match=r"no column 'idd': did you mean 'id'.*id_column="):
+        read_table(path, id_column="idd")

@@ -45,3 +45,8 @@ def test_a_row_per_method() -> None:
     ]  # fmt: skip
     assert rows[0]["deviation"] == pytest.approx(8**0.5)
     assert rows[1]["deviation"] is None
+
+
+def test_on_user_data_it_is_the_error_of_the_finished_model(tmp_path: Path) -> None:
+    mine = {**record("a", 1, (80.0, 4.0)), "data": str(tmp_path), "error": 42.0, "last_error": 4.0}
+    assert [row["error"] for row in summarize([mine])] == [4.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import mixmatch
 from mixmatch import networks
 from mixmatch.data.source import Rows, Source
 from mixmatch.errors import MixMatchError
+from mixmatch.networks.frozen import build_frozen
 from mixmatch.networks.heads import offers_features
 from mixmatch.networks.timm_backbone import Backbone, read_weights
 from mixmatch.training.progress import Quiet
@@ -27,6 +29,19 @@ NAME = "timm:resnet18"
 def test_without_timm_it_says_what_to_install() -> None:
     with pytest.raises(MixMatchError, match=r"needs timm, which is not installed: pip install 'mixmatch\[timm\]'"):
         networks.build(NAME, 3, (3, 32, 32))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "ResNet50", "efficientnet-b0", "vit_tiny_patch16_224", "swin_tiny"])
+def test_a_model_of_timm_without_its_prefix(name: str) -> None:
+    model = name.lower().replace("-", "_")
+    with pytest.raises(MixMatchError, match=f"unknown network '{name}': did you mean 'timm:{model}'"):
+        networks.build(name, 3, (3, 32, 32))
+
+
+@needs_timm
+def test_every_family_is_timms() -> None:
+    models = importlib.import_module("timm").list_models()
+    assert [f for f in networks.TIMM_FAMILIES if not any(model.startswith(f) for model in models)] == []
 
 
 def test_pixels_are_normalized_as_the_weights_expect() -> None:
@@ -130,4 +145,44 @@ def test_training_saving_and_loading(tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").unlink()  # a trained model needs it no more
     model = mixmatch.load(tmp_path / "run", device="cpu")
     wrong = (model.predict_proba(images.inputs).argmax(axis=1) != images.labels).mean()
+    assert record["last_error"] == pytest.approx(100 * wrong)
+
+
+@needs_timm
+@pytest.mark.parametrize(("name", "size"), [(NAME, 160), ("timm:vit_tiny_patch16_224", 224)])
+def test_frozen_features(name: str, size: int, tmp_path: Path) -> None:
+    import timm
+
+    torch.manual_seed(1)
+    given = timm.create_model(name.removeprefix("timm:"), num_classes=7)
+    save_file(given.state_dict(), tmp_path / "w.safetensors")
+    frozen = build_frozen(name, (3, 32, 32), tmp_path / "w.safetensors")
+    assert frozen.size == size
+    x = torch.rand(2, 3, 32, 32) * 2 - 1
+    large = torch.nn.functional.interpolate(x, (size, size), mode="bilinear")
+    mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (given.default_cfg["mean"], given.default_cfg["std"]))
+    given.reset_classifier(0)
+    with torch.no_grad():
+        expected = given.eval()(((large + 1) / 2 - mean) / std)
+        torch.testing.assert_close(frozen.eval()(x), expected)
+    assert expected.shape == (2, frozen.feature_size)
+    with pytest.raises(MixMatchError, match="cannot be filled from"):
+        build_frozen("timm:resnet34", (3, 32, 32), tmp_path / "w.safetensors")
+
+
+@needs_timm
+def test_a_run_on_frozen_features(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = Rows(rng.integers(0, 256, (24, 32, 32, 3), np.uint8), np.arange(24, dtype=np.int64) % 3)
+    source = Source("mine", ("a", "b", "c"), images, images)
+    torch.manual_seed(1)
+    save_file(networks.build(NAME, 7, (3, 32, 32)).model.state_dict(), tmp_path / "w.safetensors")
+    given = {"labels": 6, "valid": 0, "steps": 6, "batch_size": 4, "reporter": Quiet(), "device": "cpu"}
+    record = mixmatch.train(
+        source, features=NAME, weights=str(tmp_path / "w.safetensors"), views=2, out=tmp_path / "run", **given
+    )
+    (tmp_path / "w.safetensors").unlink()  # the model holds them
+    model = mixmatch.load(tmp_path / "run", device="cpu")
+    assert model.name == f"{NAME}>mlp"
+    wrong = (model.probabilities(images.inputs).argmax(axis=1) != images.labels).mean()
     assert record["last_error"] == pytest.approx(100 * wrong)

@@ -56,11 +56,18 @@ def test_a_sure_and_right_model_has_no_calibration_error() -> None:
 
 
 def test_confident_mistakes_surest_first() -> None:
-    probabilities = np.array([[0.6, 0.4], [0.9, 0.1], [0.2, 0.8], [0.3, 0.7]])
-    labels = np.array([1, 1, 1, 0])
-    assert measure.confident_mistakes(probabilities, labels, 9).tolist() == [1, 3, 0]
-    assert measure.confident_mistakes(probabilities, labels, 1).tolist() == [1]
-    assert measure.confident_mistakes(probabilities, np.array([0, 0, 1, 1]), 9).tolist() == []
+    predicted, sure = np.array([0, 0, 1, 1]), np.array([0.6, 0.9, 0.8, 0.7])
+    assert measure.confident_mistakes(predicted, sure, np.array([1, 1, 1, 0])).tolist() == [1, 3, 0]
+    assert measure.confident_mistakes(predicted, sure, predicted).tolist() == []
+
+
+def test_suspect_labels_are_those_another_class_is_as_sure_of_as_of_its_own() -> None:
+    labels = np.array([0, 0, 0, 1, 1, 1])
+    predicted = np.array([0, 1, 1, 1, 1, 0])
+    confidence = np.array([0.9, 0.85, 0.6, 0.95, 0.8, 0.6])
+    of_label = np.array([0.9, 0.15, 0.4, 0.95, 0.8, 0.4])
+    # Class 0 has 0.4833 on average, class 1 has 0.7167: rows 1 and 5 reach that of the class predicted, row 2 does not.
+    assert measure.suspect_labels(labels, predicted, confidence, of_label).tolist() == [1, 5]
 
 
 def test_uncertainty_is_entropy_as_part_of_the_largest() -> None:

@@ -17,14 +17,18 @@ import pytest
 from PIL import Image
 
 from mixmatch import api, data
+from mixmatch.classifier import Classifier
 from mixmatch.cli import main
 from mixmatch.data.opened import Basis, Data
 from mixmatch.data.split import make_split
 from mixmatch.errors import MixMatchError
-from mixmatch.report import gather, measure, render, write_report
+from mixmatch.execution.here import run_one
+from mixmatch.report import conclude, gather, measure, render, write_report
 from mixmatch.report.gather import Evaluated, Shown
 from mixmatch.report.page import data_uri
 from mixmatch.training.gain import Gain, measure_gain
+from mixmatch.training.plan import plan
+from mixmatch.training.progress import Quiet
 
 
 def alone(html: str, page: Any) -> None:
@@ -58,11 +62,19 @@ def test_verdict_first_and_numbers_right(digits_run: Path, written, read_page, p
     alone(html, page)
     probabilities, labels = predicted
     answers = probabilities.argmax(axis=1)
-    sentence = measure_gain(
+    gain = measure_gain(
         api.load(digits_run, device="cpu"), api.load(digits_run / "baseline", device="cpu"), data.load("digits").test
-    ).sentence
-    assert page.text.index(sentence) < page.text.index("Test error over steps")
+    )
+    wrong = int((answers != labels).sum())
     order = [
+        "How good is it?",
+        f"{100 * (labels != np.bincount(labels).argmax()).mean():.2f} % guessing",
+        f"{gain.baseline:.2f} % labels alone",
+        f"{wrong / 5:.2f} % test error: {wrong} of 500 test images wrong (95 % interval ",
+        "Can that be trusted?",
+        "Did the unlabeled data help?",
+        gain.sentence,
+        "What next?",
         "Test error over steps",
         "Confusion matrix",
         "Class by class",
@@ -75,7 +87,7 @@ def test_verdict_first_and_numbers_right(digits_run: Path, written, read_page, p
 
     for folder, name in ((digits_run, "mixmatch"), (digits_run / "baseline", "labels alone")):
         last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-        assert f"{name} {last['test_error']:.1f} %" in page.text
+        assert f"{name} {last['test_error']:.2f} %" in page.text
 
     counts = np.zeros((10, 10), int)
     for truth, answer in zip(labels, answers, strict=True):
@@ -129,7 +141,7 @@ def test_without_baseline_the_test_error_is_the_verdict(digits_run: Path, read_p
     assert report.gain is None
     assert report.evaluated is not None
     page = read_page(render(report))
-    assert f"The test error is {report.evaluated.error:.1f} %: {report.evaluated.wrong} of 500 test images" in page.text
+    assert f"{report.evaluated.error:.2f} % test error: {report.evaluated.wrong} of 500 test images wrong" in page.text
     assert "The method supervised learns from the labels alone" in page.text
     last = json.loads((digits_run / "baseline" / "metrics.jsonl").read_text().splitlines()[-1])
     assert report.evaluated.error == pytest.approx(last["test_error"])
@@ -144,8 +156,9 @@ def test_user_images_without_test_images(user_run: Path, read_page, monkeypatch,
     html = (user_run / "report.html").read_text(encoding="utf-8")
     page = read_page(html)
     alone(html, page)
-    assert summary["verdict"] in page.text
-    assert "Too few labels to " in page.text
+    for sentence in ("how_good", "unlabeled"):
+        assert summary["verdict_details"][sentence] in page.text
+    assert "The error is not known: too few labels to evaluate" in page.text
     for title in ("Test error over steps", "Class by class", "Most confident mistakes", "Is it as sure"):
         assert title not in page.text
     assert page.text.index("my <photos>: mixmatch") < page.text.index("Worth labeling next")
@@ -288,7 +301,9 @@ def test_open_data_and_gain_are_not_computed_again(digits_run: Path, monkeypatch
     monkeypatch.setitem(gather.__globals__, "measure_gain", again)
     report = gather(digits_run, opened, known, device="cpu")
     assert report.gain == known
-    assert report.verdict == f"{known.sentence} Evaluated on the 500 test images."
+    assert report.verdict.unlabeled == known.sentence
+    assert "Labels alone: 9.00 %" in report.verdict.how_good
+    assert "Evaluated on the 500 test images." in report.verdict.trust
 
 
 def test_any_method_settings_and_metrics(digits_run: Path, tmp_path: Path, read_page) -> None:
@@ -309,10 +324,45 @@ def test_any_method_settings_and_metrics(digits_run: Path, tmp_path: Path, read_
     html = render(gather(run, Data(source, make_split(source, 20, 1), Basis("500 test images")), device="cpu"))
     page = read_page(html)
     assert "digits: MyMethodWithQuiteALongNameIndeed, 20 labels" in page.text
-    assert "Without a baseline beside this run, the gain from the unlabeled images is not known." in page.text
+    assert "Whether the unlabeled images helped is not known: there is no run on the labels alone." in page.text
     settings = dict(page.tables["settings"])
     assert (settings["method"], settings["threshold"], settings["more"]) == (name, "0.5, <x>", "{'a': 1}")
     chart = html[html.index("<figcaption>log_likelihood") :]
     heights = [float(point.split(",")[1]) for point in re.findall(r'points="([^"]*)"', chart)[0].split()]
     assert 0 < heights[1] < heights[0] < 165  # inside the chart, and rising
     alone(html, page)
+
+
+def test_thumbnails_come_from_the_files(tmp_path: Path) -> None:
+    """A network of 32 pixels does not make the report unreadable. A file that is gone is shown as it was decoded."""
+    folder = tmp_path / "photos"
+    for i in range(30):
+        where = folder / ("dark", "light", "unlabeled")[i // 10]
+        where.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (300, 150), (8 * i, 0, 0)).save(where / f"{i}.png")
+    settings = {"steps": 2, "eval_every": 2, "batch_size": 4, "network": "wrn-small", "image_size": 32}
+    api.train(str(folder), out=tmp_path / "run", device="cpu", reporter=Quiet(), **settings)
+    opened = api.open_run(tmp_path / "run")
+    (folder / "unlabeled" / "25.png").unlink()
+    report = gather(tmp_path / "run", opened, device="cpu")
+    shown = {image.name: image.pixels.shape for image in report.unlabeled.suggestions}
+    assert shown.pop("unlabeled/25.png") == (32, 32, 3)
+    assert set(shown.values()) == {(48, 96, 3)}
+    assert data_uri(report.unlabeled.suggestions[0].pixels).startswith("data:image/jpeg")
+
+
+def test_a_model_that_always_says_the_same_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the unlabeled rows, where nothing was held out: cross-validation is of other models."""
+    table, out = tmp_path / "rows.csv", tmp_path / "run"
+    lines = [f"{i % 7},{i % 3},{('a', 'b')[i % 2] if i < 12 else ''}" for i in range(60)]
+    table.write_text("\n".join(["n,x,label", *lines]) + "\n")
+    plan_ = plan(str(table), {"steps": 4, "batch_size": 8}, out=out, device="cpu", reporter=Quiet())
+    run_one(plan_)
+    opened = api.open_run(out)
+    report, _ = conclude(plan_, opened, baseline=False)
+    assert report.verdict.cross_validated
+    always = lambda _, inputs: np.tile([0.1, 0.9], (len(inputs), 1))  # noqa: E731
+    monkeypatch.setattr(Classifier, "probabilities", always)
+    report = gather(out, opened, device="cpu")
+    assert report.verdict.trust.startswith("It always says b. ")
+    assert report.verdict.next_steps[0].startswith("Lower lambda_u")

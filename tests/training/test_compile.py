@@ -32,7 +32,7 @@ from mixmatch.training.trainer import Trainer
 CPU = torch.device("cpu")
 CASES: list[dict[str, Any]] = [{"method": method} for method in METHODS if method != "vat"]
 CASES += [{"method": "vat", "xi": 0.01}]  # at its default of 1e-6 rounding decides the direction, even in float64
-CASES += [{"method": "mixmatch", "passes": "fused"}, {"method": "mixmatch", "guess_weights": "ema"}]
+CASES += [{"method": "mixmatch", "passes": "fused"}, {"method": "mixmatch", "guess_weights": "ema", "ema_warmup": True}]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -211,6 +211,7 @@ def same(ours: Trainer, theirs: Trainer) -> None:
         {"method": "vat", "xi": 0.01},
         {"method": "supervised"},
         {"method": "supervised", "optimizer": "sgd", "schedule": "cosine-7/16"},
+        {"method": "mean-teacher", "ema_warmup": True},
         {"method": Counts()},
     ],
 )

@@ -62,6 +62,25 @@ def test_a_stopped_run_resumes_to_the_end_it_had(here: Path) -> None:
         assert mine == pytest.approx(then, rel=1e-5)
 
 
+def test_a_run_on_user_data_resumes_without_what_came_later(here: Path) -> None:
+    """Today's presets for user data warm the average up; a run that was begun before keeps to its own settings. So
+    does a new run with the settings of its config.json."""
+    for name in ("model.safetensors", "result.json", "metrics.jsonl"):
+        (here / "table-mixmatch" / name).unlink()
+    (here / "table-mixmatch" / "config.json").rename(here / "config.json")
+    options: dict[str, Any] = {"device": "cpu", "reporter": Quiet()}
+    lines = (FOLDERS / "table-mixmatch" / "metrics.jsonl").read_text().splitlines()
+    expected = without_time([json.loads(line) for line in lines])
+    with threads(1):
+        mixmatch.train("rows.csv", out="again", config="config.json", **options)
+        (here / "config.json").rename(here / "table-mixmatch" / "config.json")
+        mixmatch.train("rows.csv", out="table-mixmatch", resume=True, **options)
+    for run in (RunFolder(here / "table-mixmatch"), RunFolder(here / "again")):
+        ours = [{name: record[name] for name in expected[0]} for record in run.metrics()]
+        for mine, then in zip(ours, expected, strict=True):
+            assert mine == pytest.approx(then, rel=1e-5)
+
+
 def test_the_checkpoint_is_read_in_full() -> None:
     saved = RunFolder(FOLDERS / "digits-mixmatch-stopped").load_checkpoint()
     assert saved is not None
@@ -107,7 +126,7 @@ def test_a_finished_run_is_reported_on(here: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["digits-vat", "table-mixmatch"])
 def test_the_command_evaluates_a_finished_run(here: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     then = json.loads((FOLDERS / name / "result.json").read_text())
-    evaluate(Path(name), device="cpu", as_json=True)
+    evaluate(run=Path(name), device="cpu", as_json=True)
     result = json.loads(capsys.readouterr().out)
     assert result["error"] == pytest.approx(then["last_error"])
     assert result["images"] == then["split"]["test"]
@@ -125,3 +144,21 @@ def test_a_finished_run_is_not_trained_again(here: Path) -> None:
     record = mixmatch.train("digits", method="vat", out="digits-vat", resume=True, reporter=Quiet())
     then = json.loads((FOLDERS / "digits-vat" / "result.json").read_text())
     assert record == {name: value for name, value in then.items() if name != "format"}
+
+
+def test_a_run_without_test_rows_keeps_its_split(tmp_path: Path) -> None:
+    """Where a class had fewer than ten labels, an earlier version held nothing out."""
+    random, table, out = np.random.default_rng(0), tmp_path / "rows.csv", tmp_path / "run"
+    lines = [f"{i},{random.normal():.3f},{('a', 'b', '')[(i > 20) + (i > 23)]}" for i in range(60)]
+    table.write_text("\n".join(["n,x,label", *lines]) + "\n")
+    options = {"out": out, "device": "cpu", "reporter": Quiet()}
+    mixmatch.train(str(table), hold_out="all-classes", steps=2, **options)
+    config = json.loads((out / "config.json").read_text())
+    assert config["split"]["test"] == 0
+    del config["settings"]["hold_out"]  # which did not exist then
+    (out / "config.json").write_text(json.dumps(config))
+    assert len(api.open_run(out).split.test) == 0
+    report, _, _ = write_report(out, device="cpu")
+    assert report.verdict.error is None
+    assert mixmatch.train(str(table), resume=True, **options)["split"]["test"] == 0
+    assert mixmatch.train(str(table), **{**options, "out": tmp_path / "new"}, steps=2)["split"]["test"] == 4

@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from mixmatch.training import loop
-from mixmatch.training.loop import evaluation_due, next_pause, save_due
+from mixmatch.training.loop import evaluation_due, next_pause, save_due, steps_until_pause
+from mixmatch.training.trainer import CHUNK
 
 TOTALS = range(1, 8)
 EVERY = range(1, 10)
@@ -42,18 +42,16 @@ def test_saves_are_at_multiples_or_by_the_clock_and_at_the_end_once(total: int, 
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 32])
-def test_a_pause_is_at_the_first_step_with_something_to_do(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "CHUNK", chunk)
+def test_a_pause_is_at_the_first_step_with_something_to_do(chunk: int) -> None:
     for total, evaluate, save in product(TOTALS, EVERY, [None, *EVERY]):
         for step in range(total):
             reasons = {total, step + chunk} | multiples(evaluate, total)
             reasons |= multiples(save, total) if save is not None else set()
-            assert next_pause(step, total, evaluate, save) == min(s for s in reasons if s > step)
+            assert next_pause(step, total, chunk, evaluate, save) == min(s for s in reasons if s > step)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 32])
-def test_no_evaluation_and_no_save_is_passed_over(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "CHUNK", chunk)
+def test_no_evaluation_and_no_save_is_passed_over(chunk: int) -> None:
     for total, evaluate, save in product(TOTALS, EVERY, EVERY):
         step, evaluated, saved = 0, [-1], [-1]
         while True:
@@ -63,6 +61,15 @@ def test_no_evaluation_and_no_save_is_passed_over(chunk: int, monkeypatch: pytes
                 saved.append(step)
             if step >= total:
                 break
-            step = next_pause(step, total, evaluate, save)
+            step = next_pause(step, total, chunk, evaluate, save)
         for every, done in ((evaluate, evaluated), (save, saved)):
             assert done[1:] == sorted({s for s in multiples(every, total) if s < total} | {total})
+
+
+@pytest.mark.parametrize("per_step", [1e-6, 0.01, 0.04, 0.3, 0.9, 1.0, 28.0])
+@pytest.mark.parametrize("steps", [1, 7, CHUNK])
+def test_pauses_are_about_a_second_apart(steps: int, per_step: float) -> None:
+    count = steps_until_pause(steps, steps * per_step)
+    assert 1 <= count <= CHUNK
+    assert count == 1 or count * per_step <= 1 + 1e-9
+    assert count == CHUNK or (count + 1) * per_step > 1 - 1e-9

@@ -182,6 +182,21 @@ def test_decays(decay: float, from_live: float) -> None:
     assert model.ema["weight"][0, 0].item() == pytest.approx(from_live, abs=1e-15)
 
 
+def test_a_share_on_the_device_moves_the_average_as_a_decay_does() -> None:
+    network = with_norm(1)
+    model = Model(network, ema_decay=0.999)
+    expected = {name: array(p) for name, p in network.named_parameters()}
+    rng = np.random.default_rng(5)
+    for share in (0.9, 0.5, 0.125):
+        with torch.no_grad():
+            for name, parameter in network.named_parameters():
+                parameter.copy_(torch.from_numpy(rng.normal(size=parameter.shape)))
+                expected[name] += share * (array(parameter) - expected[name])
+        model.update_ema(torch.tensor(share, dtype=torch.float64))
+    for name, value in expected.items():
+        np.testing.assert_allclose(array(model.ema[name]), value, rtol=1e-12)
+
+
 def test_the_average_is_a_copy() -> None:
     network = nn.Linear(2, 2)
     model = Model(network)

@@ -1,8 +1,11 @@
-"""What training takes, from 20 steps of it."""
+"""What training takes, from a few steps of it."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +15,8 @@ from mixmatch.data.source import UNKNOWN
 from mixmatch.data.user.encoding import Encoding, Numeric
 from mixmatch.data.user.rows import UserData
 from mixmatch.settings import resolve
-from mixmatch.training.timing import Trial, cost, describe
+from mixmatch.training import timing
+from mixmatch.training.timing import Cost, Trial, cost, describe
 from mixmatch.training.trainer import Trainer
 
 
@@ -31,6 +35,32 @@ def features(labeled: int = 24, unlabeled: int = 30) -> UserData:
     )
 
 
+def pictures(size: int, labeled: int = 24, unlabeled: int = 30) -> UserData:
+    rows = features(labeled, unlabeled)
+    pixels = np.random.default_rng(0).integers(0, 256, (len(rows), size, size, 3), np.uint8)
+    return replace(rows, inputs=pixels, encoding=None)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], float]], list[tuple[int, str]]]:
+    """A clock that only steps move, by the seconds that a step with images of a size takes. Gives the size and the
+    method of the steps that are taken."""
+
+    def install(seconds: Callable[[int], float]) -> list[tuple[int, str]]:
+        now, steps = [0.0], list[tuple[int, str]]()
+
+        def advance(self: Trainer, until: int) -> None:
+            size = self.source.input_shape[-1]
+            steps.append((size, self.settings.method))
+            now[0] += seconds(size) / (3 if self.settings.method == "supervised" else 1)
+
+        monkeypatch.setattr(Trainer, "advance", advance)
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+        return steps
+
+    return install
+
+
 def test_a_trial_of_features(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[int] = []
     advance = Trainer.advance
@@ -40,17 +70,60 @@ def test_a_trial_of_features(monkeypatch: pytest.MonkeyPatch) -> None:
         steps.append(self.step)
 
     monkeypatch.setattr(Trainer, "advance", counted)
-    found = cost(features(), "cpu")
+    shown: list[int] = []
+    found, first = cost(features(), "cpu", progress=shown.append)
     assert steps == [*range(1, 21), *range(1, 21)]  # the method, then its baseline
+    assert shown == list(range(1, 41))
     assert (found.kind, found.severity) == ("cost", "info")
-    assert re.search(r"about \d+:\d\d on this machine's CPU: [\d,]+ steps of \d+ ms with mlp", found.message)
+    assert re.search(r"takes a(bout| few) .* on this machine's CPU: 1,024 steps of \d+ ms with mlp", found.message)
     assert "the baseline on the labels alone" in found.message
     megabytes = int(re.search(r"memory ([\d,]+) MB", found.message)[1].replace(",", ""))  # type: ignore[index]
     assert 50 < megabytes < 100_000
+    assert first is not None
+    assert first[:2] == (None, None)  # the defaults end in time
+
+
+def test_a_slow_machine_tries_for_fifteen_seconds(clock: Any) -> None:
+    steps = clock(lambda size: 1.0)
+    found, first = cost(features(), "cpu")
+    assert steps == [(3, "mixmatch")] * 11 + [(3, "supervised")] * 11  # until 11 s, then until 14 2/3
+    assert "takes about 25 minutes on this machine's CPU: 1,024 steps of 1.0 s" in found.message
+    assert first is not None
+    assert first.steps == 400  # of 1 1/3 s each: 450 would end in ten minutes
+    assert first.seconds == pytest.approx(400 * 4 / 3)
+
+
+def test_two_steps_are_taken_however_long_they_are(clock: Any) -> None:
+    steps = clock(lambda size: 60.0)
+    _, first = cost(features(), "cpu")
+    assert steps == [(3, "mixmatch")] * 2 + [(3, "supervised")] * 2
+    assert first is not None
+    assert first.steps == 200  # fewer would be worth nothing
+
+
+def test_large_images_are_tried_small_first(clock: Any) -> None:
+    steps = clock(lambda size: 0.2 * (size / 32) ** 2)
+    found, first = cost(pictures(64), "cpu")
+    assert [size for size, _ in steps] == sorted(size for size, _ in steps)
+    assert {size for size, _ in steps} == {32, 64}
+    assert "4,096 steps of 800 ms" in found.message
+    assert first is not None
+    assert first[:2] == (32, 2200)  # 4/15 s each: 2250 end in ten minutes
+    _, first = cost(pictures(64), "cpu", sized=True)
+    assert first is not None
+    assert first[:2] == (None, 500)  # 16/15 s each
+
+
+def test_what_does_not_fit_into_the_time_is_worked_out(clock: Any) -> None:
+    steps = clock(lambda size: 2.0 * (size / 32) ** 2)
+    found, _ = cost(pictures(96), "cpu")
+    assert {size for size, _ in steps} == {32}
+    assert "takes about 27 hours" in found.message  # 4,096 steps of 9 * 2 s, and a third of that for the baseline
+    assert "4,096 steps of 18.0 s with wrn-auto (from steps with images of 32x32 pixels)" in found.message
 
 
 def test_without_unlabeled_rows_the_labels_alone_are_tried() -> None:
-    found = cost(features(unlabeled=0), "cpu")
+    found, _ = cost(features(unlabeled=0), "cpu")
     assert found.severity == "info"
     assert "baseline" not in found.message
 
@@ -65,9 +138,10 @@ def test_what_fails_is_a_finding() -> None:
         part=("train",) * count,
         inputs=np.zeros((count, 1, 0, 3), np.uint8),
     )
-    found = cost(images, "cpu")
+    found, first = cost(images, "cpu")
+    assert first is None
     assert (found.kind, found.severity) == ("trial", "error")
-    assert "20 steps failed" in found.message
+    assert "a trial of a few steps failed" in found.message
     assert "\n" not in found.message
 
 
@@ -75,5 +149,5 @@ def test_time_is_steps_and_evaluations() -> None:
     settings = resolve("x", {"steps": 100, "eval_every": 30}, "features")
     one = Trial(settings, step=0.5, evaluation=2.0, memory=3 * 2**20, device=torch.device("cpu"))
     assert one.seconds == 100 * 0.5 + 4 * 2.0  # at 30, 60, 90 and at the end
-    assert describe([one], evaluated=True).endswith("memory 3 MB at its peak")
-    assert "0:58" in describe([one], evaluated=True)
+    assert describe(Cost(one)).endswith("memory 3 MB at its peak")
+    assert "about 1 minute" in describe(Cost(one))

@@ -168,7 +168,17 @@ def test_a_method_gets_the_images_and_labels_that_were_drawn() -> None:
 # ---------------------------------------------------------------- exact
 
 
-@pytest.mark.parametrize("settings", [{}, {"passes": "fused"}, {"method": "supervised"}, {"schedule": "cosine"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"passes": "fused"},
+        {"method": "supervised"},
+        {"schedule": "cosine"},
+        {"ema_warmup": True},
+        {"label_sampling": "balanced"},
+    ],
+)
 def test_chunks_of_any_length_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
     whole = trainer_for(**settings)
     before = state(whole)
@@ -187,14 +197,17 @@ def test_chunks_of_any_length_give_the_same_bits(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("network", [small_network, WithDropout])
 @pytest.mark.parametrize("at", [0, 1, 6])
-def test_a_checkpoint_resumes_to_the_same_bits(tmp_path: Path, network: Callable[[], nn.Module], at: int) -> None:
-    straight = trainer_for(network)
+@pytest.mark.parametrize("given", [{}, {"ema_warmup": True, "label_sampling": "balanced"}])
+def test_a_checkpoint_resumes_to_the_same_bits(
+    tmp_path: Path, network: Callable[[], nn.Module], at: int, given: dict[str, Any]
+) -> None:
+    straight = trainer_for(network, **given)
     straight.advance(11)
-    first = trainer_for(network)
+    first = trainer_for(network, **given)
     first.advance(at)
     path = checkpoint.save(tmp_path, first.checkpoint())
     torch.manual_seed(999)  # what happened in between must not matter
-    second = trainer_for(network)
+    second = trainer_for(network, **given)
     for parameter in second.model.network.parameters():
         nn.init.constant_(parameter, 9.0)
     second.restore(checkpoint.load(path))
@@ -384,6 +397,38 @@ def test_the_average_starts_at_the_initial_weights_and_follows() -> None:
             expected[name] = 0.75 * expected[name] + 0.25 * p.detach().numpy()
     for name, value in expected.items():
         np.testing.assert_allclose(trainer.model.ema[name].numpy(), value, atol=1e-6)
+
+
+def test_an_average_that_warms_up_spans_a_tenth_of_the_steps_until_its_decay() -> None:
+    """Against the recursion in float64; 0.4 is reached at step 5, when (1 + t) / (10 + t) is."""
+    trainer = trainer_for(WithDropout, method="supervised", ema_decay=0.4, ema_warmup=True, learning_rate=0.05)
+    network = trainer.model.network
+    expected = {name: p.detach().numpy().astype(np.float64) for name, p in network.named_parameters()}
+    for t, decay in enumerate([1 / 10, 2 / 11, 3 / 12, 4 / 13, 5 / 14, 0.4, 0.4, 0.4]):
+        trainer.advance(t + 1)
+        for name, p in network.named_parameters():
+            expected[name] = decay * expected[name] + (1 - decay) * p.detach().numpy()
+            np.testing.assert_allclose(trainer.model.ema[name].numpy(), expected[name], rtol=1e-5, atol=1e-6)
+    plain = trainer_for(WithDropout, method="supervised", ema_decay=0.4, learning_rate=0.05)
+    plain.advance(8)
+    for name, p in plain.model.network.named_parameters():
+        assert torch.equal(p, network.get_parameter(name))  # what is trained does not depend on it
+
+
+def test_balanced_sampling_draws_every_class_of_uneven_labels_alike() -> None:
+    source = tiny_source(train=60)
+    source.train.labels[30:] = 0  # 40 of 60
+    uniform, balanced = (
+        trainer_for(WithDropout, source=source, labels=30, batch_size=6, label_sampling=sampling)
+        for sampling in ("uniform", "balanced")
+    )
+    np.testing.assert_array_equal(np.sort(uniform.split.labeled), np.sort(balanced.split.labeled))
+    counts = []
+    for trainer in (uniform, balanced):
+        drawn = np.concatenate([trainer.draw(step)["labeled"] for step in range(10)])
+        assert set(drawn) == set(trainer.split.labeled)
+        counts.append(np.bincount(source.train.labels[drawn]).tolist())
+    assert counts == [[40, 10, 10], [20, 20, 20]]
 
 
 def test_no_unlabeled_images_left() -> None:
@@ -645,7 +690,55 @@ def test_checkpoints_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
     saved.clear()
     fit(trainer_for(WithDropout), RunFolder(tmp_path), Quiet())
-    assert saved == [3, 4, 7, 8, 11]
+    assert saved == [1, 4, 7, 8, 11]  # after the first step it is known how fast they are
+
+
+class SlowSteps:
+    """A clock on which every step takes `seconds`; nothing else takes any time."""
+
+    def __init__(self, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        take_step = Trainer.take_step
+
+        def slow(trainer: Trainer, *arguments: Any) -> None:
+            take_step(trainer, *arguments)
+            self.now += seconds
+
+        monkeypatch.setattr(Trainer, "take_step", slow)
+        monkeypatch.setattr(loop, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("seconds", "paused", "saved"),
+    [
+        (0.001, [1, 20, 32], [32]),
+        (0.125, [1, 9, 17, 20, 28, 32], [32]),
+        (0.25, [1, 5, 9, 13, 17, 20, 24, 28, 32], [32]),
+        (25.0, list(range(1, 33)), [*range(3, 33, 3), 32]),
+    ],
+)
+def test_on_a_cpu_the_bar_and_saves_go_by_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, paused: list[int], saved: list[int]
+) -> None:
+    """However many steps are taken at once, they are the same steps."""
+    whole = trainer_for(WithDropout, steps=32, eval_every=20)
+    whole.advance(32)
+    seen, saves = list[int](), list[int]()
+
+    class Seen(Quiet):
+        def steps(self, step: int, values: Mapping[str, float]) -> None:
+            seen.append(step)
+
+    SlowSteps(seconds, monkeypatch)
+    monkeypatch.setattr(checkpoint, "save", lambda folder, now: saves.append(now.step))
+    trainer = trainer_for(WithDropout, steps=32, eval_every=20)
+    fit(trainer, RunFolder(tmp_path), Seen())
+    assert seen == paused
+    assert saves == saved
+    assert_identical(whole, trainer)
 
 
 # ---------------------------------------------------------------- larger than memory

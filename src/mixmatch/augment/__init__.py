@@ -5,6 +5,8 @@ The same draws give the same images on every device, because only integers decid
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mixmatch.augment.base import Augmentation, to_unit_range, unaugmented
 from mixmatch.augment.crop_flip import CropFlip
 from mixmatch.augment.cutout import Cutout
@@ -24,13 +26,14 @@ __all__ = [
 
 
 def weak_augmentation(
-    input_shape: tuple[int, ...], *, pad: int, flip: bool, noise: float, mask: float
+    input_shape: tuple[int, ...], *, pad: int, flip: bool, noise: float, mask: float, choices: int = 0
 ) -> CropFlip | NoiseMask:
-    """Crops and flips of images (C, H, W), noise and masks for features (F,)."""
+    """Crops and flips of images (C, H, W), noise and masks for features (F,). Features of images that were cropped and
+    flipped before have several `choices` for each row."""
     if len(input_shape) == 1:
-        if pad or flip:
+        if (pad or flip) and not choices:
             raise MixMatchError("pad and flip are for images, but the data holds features: use noise and mask")
-        return NoiseMask(input_shape[0], noise, mask)
+        return NoiseMask(input_shape[0], noise, mask, choices)
     if noise or mask:
         raise MixMatchError("noise and mask are for features, but the data holds images: use pad and flip")
     crop = CropFlip(pad, flip)
@@ -42,5 +45,5 @@ def strong_augmentation(weak: CropFlip | NoiseMask, input_shape: tuple[int, ...]
     """What is stronger than the weak augmentation: a hidden square in images; in features twice the noise, and
     masks twice."""
     if isinstance(weak, NoiseMask):
-        return NoiseMask(weak.features, 2 * weak.noise, 1 - (1 - weak.mask) ** 2)
+        return replace(weak, noise=2 * weak.noise, mask=1 - (1 - weak.mask) ** 2)
     return Cutout(weak, *input_shape[1:])

@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from mixmatch import __version__
-from mixmatch.cli.options import ManyValues, unwrapped
+from mixmatch.cli.options import ManyValues, PlainCommand, PlainFlags, unwrapped
 from mixmatch.errors import MixMatchError
 from mixmatch.training.stop import Interrupted
 
@@ -43,7 +43,9 @@ COMMANDS: dict[str, Command | Group] = {
     "compare": Command(
         "compare:compare", "Train several methods on the same labels and show what each reaches.", many=True
     ),
-    "evaluate": Command("evaluate:evaluate", "Evaluate a run's averaged model on its data set's test images."),
+    "evaluate": Command(
+        "evaluate:evaluate", "Evaluate a run's averaged model on its test images, or on new labeled data."
+    ),
     "predict": Command(
         "predict:predict",
         "Predict the classes of image files, or of rows, as CSV, JSON or Parquet with every class's probability.",
@@ -137,7 +139,7 @@ Examples:
 """
 
 
-class Lazy(TyperGroup):
+class Lazy(PlainFlags, TyperGroup):
     """A group whose commands are imported when they are run. Its own help takes what it says about them from
     `COMMANDS`, so `mixmatch --help` needs none of them."""
 
@@ -158,17 +160,19 @@ class Lazy(TyperGroup):
 def _named(name: str, entry: Command | Group) -> Any:
     """A group, or what the help shows of a command that is not imported."""
     if isinstance(entry, Command):
-        return TyperCommand(name, help=entry.about, rich_markup_mode="rich")
+        return PlainCommand(name, help=entry.about, rich_markup_mode="rich")
     kind = type(f"{name.title()}Commands", (Lazy,), {"table": entry.commands})
     return typer.main.get_command(_app(name, entry.about, kind, lambda: None))
 
 
-def _app(name: str, about: str, kind: type[Lazy], callback: Callable[..., None]) -> typer.Typer:
+def _app(
+    name: str, about: str, kind: type[Lazy], callback: Callable[..., None], completion: bool = False
+) -> typer.Typer:
     app = typer.Typer(
         name=name,
         cls=kind,
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=completion,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
         help=unwrapped(about),
@@ -183,7 +187,7 @@ def _loaded(name: str, command: Command, args: list[str]) -> Any:
     if command.built:
         callback = callback(args)
     app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-    app.command(name, cls=ManyValues if command.many else TyperCommand, help=unwrapped(callback.__doc__ or ""))(
+    app.command(name, cls=ManyValues if command.many else PlainCommand, help=unwrapped(callback.__doc__ or ""))(
         callback
     )
     return typer.main.get_command(app)
@@ -202,7 +206,7 @@ def _main(
 ) -> None: ...
 
 
-app = _app("mixmatch", HELP, Lazy, _main)
+app = _app("mixmatch", HELP, Lazy, _main, completion=True)
 
 
 def command_line() -> Any:

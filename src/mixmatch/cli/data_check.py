@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,13 +19,17 @@ from rich.progress import Progress
 from rich.table import Table
 
 from mixmatch import data
+from mixmatch.cli import with_options
 from mixmatch.cli.options import USER_DATA, DataDir, Device, Json, console, print_json, with_reading
 from mixmatch.data.published.files import choose, data_folder, print_warning, verify
 from mixmatch.data.source import Rows
 from mixmatch.data.user.check import findings
-from mixmatch.data.user.rows import UserData
+from mixmatch.data.user.rows import Finding, UserData
 from mixmatch.errors import MixMatchError
-from mixmatch.training.timing import cost
+from mixmatch.text import count, in_words
+from mixmatch.training.timing import FirstRun, cost
+
+COLORS = {"info": "green", "warning": "yellow", "error": "red"}
 
 
 @with_reading
@@ -40,7 +47,7 @@ def check(
     trial: Annotated[
         bool,
         typer.Option(
-            help="Train 20 steps to estimate how long training takes, and how much memory.", rich_help_panel=USER_DATA
+            help="Try a few steps, for 15 s at most, to see how long training takes.", rich_help_panel=USER_DATA
         ),
     ] = True,
     device: Device = "auto",
@@ -49,8 +56,8 @@ def check(
     """Load a data set and show what it holds, or check your own data before training on it.
 
     It is a folder (DIR/CLASS/* labeled, DIR/unlabeled/**, DIR/test/CLASS/*), an array (.npz, .npy) or a table
-    (.csv, .parquet). Each finding comes with what to do; the last is what training with the default settings takes,
-    from a trial of 20 steps.
+    (.csv, .parquet). Findings are printed as they are found, each with what to do. Then a few steps are tried, for 15 s
+    at most, to say how long training takes, and the last line is a command that trains in about ten minutes.
 
     Examples:
 
@@ -66,7 +73,7 @@ def check(
     """
     reading = data.Reading(**settings)
     if name not in data.SOURCES and (Path(name).exists() or "/" in name or Path(name).suffix):
-        _check_user_data(Path(name), reading, strict, as_json, device if trial else None)
+        _check_user_data(name, reading, strict, as_json, device if trial else None)
         return
     data.source_info(name)
     for option in reading.given:
@@ -102,35 +109,67 @@ def check(
         screen.print(f"pixel sha256 of {title}: {part['sha256']}", soft_wrap=True)
 
 
+@contextmanager
+def bar(title: str, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, for work that counts images; gone when the work is done."""
+    with Progress(console=Console(stderr=True), transient=True, disable=not (shown and sys.stderr.isatty())) as screen:
+        task = screen.add_task(title, total=None)
+        yield lambda done, total: screen.update(task, completed=done, total=total)
+
+
 def read_with_bar(path: Path, reading: data.Reading, shown: bool = True) -> UserData:
     """User data, with a bar on a terminal while images are decoded."""
-    bar = Progress(console=Console(stderr=True), transient=True, disable=not (shown and sys.stderr.isatty()))
-    with bar:
-        task = bar.add_task("reading images", total=None)
-        progress = lambda done, total: bar.update(task, completed=done, total=total)  # noqa: E731
+    with bar("reading images", shown) as progress:
         return data.read_user_data(path, reading, progress=progress)
 
 
-def _check_user_data(path: Path, reading: data.Reading, strict: bool, as_json: bool, device: str | None) -> None:
-    user = read_with_bar(path, reading)
-    found = findings(user)
+def _check_user_data(name: str, reading: data.Reading, strict: bool, as_json: bool, device: str | None) -> None:
+    """Print findings as they are found, then try a few steps and end with a command that trains soon."""
+    screen, found = console(), list[Finding]()
+
+    def show(finding: Finding) -> None:
+        found.append(finding)
+        if not as_json:
+            mark = f"[{COLORS[finding.severity]}]{finding.severity}:[/]"
+            advice = f": {with_options(finding.advice)}" if finding.advice else ""
+            screen.print(f"{mark} {escape(finding.message + advice)}", soft_wrap=not screen.is_terminal)
+
+    user = read_with_bar(Path(name), reading)
+    for finding in findings(user):
+        show(finding)
+    first, command = None, None
     if device is not None:
-        with Console(stderr=True).status("a trial of 20 steps"):
-            found.append(cost(user, device))
+        with Console(stderr=True).status("trying a few steps") as status:
+            counted = lambda n: status.update(f"trying a few steps: {count(n, 'step')} so far")  # noqa: E731
+            result, first = cost(user, device, sized=reading.image_size is not None, progress=counted)
+        show(result)
+    if first is not None:
+        command = train_command(name, reading, first, device, supervised=len(user.unlabeled) == 0)
     if as_json:
         shape = list(user.inputs.shape[1:])
-        print_json(
-            {"name": user.name, "classes": user.classes, "shape": shape, "findings": [f.as_dict() for f in found]}
-        )
-    else:
-        color = {"info": "green", "warning": "yellow", "error": "red"}
-        for finding in found:
-            advice = f": {finding.advice}" if finding.advice else ""
-            mark = f"[{color[finding.severity]}]{finding.severity}:[/]"
-            console().print(f"{mark} {escape(finding.message)}{escape(advice)}", soft_wrap=True)
+        about = {"name": user.name, "classes": user.classes, "shape": shape, "findings": [f.as_dict() for f in found]}
+        print_json({**about, "command": command, "seconds": None if first is None else first.seconds})
+    elif first is not None:
+        screen.print(f"\nto train now, {in_words(first.seconds)}:\n  {command}", soft_wrap=True, markup=False)
     bad = ("warning", "error") if strict else ("error",)
     if any(finding.severity in bad for finding in found):
         raise typer.Exit(1)
+
+
+def train_command(name: str, reading: data.Reading, first: FirstRun, device: str | None, supervised: bool) -> str:
+    """The command that trains on data read like this, to be copied into a shell."""
+    options: dict[str, Any] = {
+        "method": "supervised" if supervised else None,
+        "device": None if device == "auto" else device,
+        "image_size": first.image_size,
+        **reading.given,
+        "steps": first.steps,
+    }
+    words = ["mixmatch", "train", name]
+    for option, value in options.items():
+        for one in value if isinstance(value, tuple) else (value,):
+            words += [] if one is None else [f"--{option.replace('_', '-')}", str(one)]
+    return shlex.join(words)
 
 
 def _part(part: Rows, classes: tuple[str, ...]) -> dict[str, Any]:

@@ -27,7 +27,10 @@ def list_(data_dir: DataDir = None, as_json: Json = False) -> None:
     if as_json:
         print_json({"data_dir": str(folder), "data_sets": rows})
         return
-    table = Table("name", "train", "unlabeled", "test", "classes", "image", "download", "here", box=box.SIMPLE)
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)  # fits into 80 columns
+    for column in ("name", "train", "unlabeled", "test", "classes", "image", "download"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("here", overflow="fold")
     for row in rows:
         size = f"{row['download_mb']:,} MB" if row["download_mb"] else "none"
         images = [f"{row[part]:,}" for part in ("train", "unlabeled", "test")]

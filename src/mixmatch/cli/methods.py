@@ -11,11 +11,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from mixmatch import methods as methods_
-from mixmatch.cli.options import Json, console, print_json
+from mixmatch.cli.options import Json, console, print_json, unwrapped
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A method, to see its settings.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A method, to see its settings.")] = None,
     as_json: Json = False,
 ) -> None:
     """List the methods, or the settings of one.
@@ -49,7 +49,7 @@ def methods(
         )
         return
     screen = console()
-    screen.print(f"[bold]{name}[/bold]: {escape(inspect.getdoc(cls) or '')}\n", soft_wrap=False)
+    screen.print(f"[bold]{name}[/bold]: {escape(unwrapped(cls.__doc__ or ''))}\n", soft_wrap=False)
     if cls.run_defaults:
         values = ", ".join(f"{setting} {value}" for setting, value in cls.run_defaults.items())
         screen.print(f"It changes the run's defaults: {values}\n", markup=False)

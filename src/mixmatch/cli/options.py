@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import partial
 from pathlib import Path
@@ -26,13 +26,31 @@ DataDir = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse data files that are not the published ones.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Moved = Annotated[Path | None, typer.Option("--data", help="Where the run's own data is now, if it has moved.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as train --out made it.")]
 
 
 USER_DATA = "Your own data"
+LONGEST = 16
+"""Characters of a list of choices that stands for the value of an option."""
 
 
-class ManyValues(TyperCommand):
+class PlainFlags:
+    """Part of a command: a flag takes no value, so its help shows no type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class PlainCommand(PlainFlags, TyperCommand):
+    """A command as the command line shows it."""
+
+
+class ManyValues(PlainCommand):
     """A command whose repeatable options take several values at once: `--seeds 1 2 3` is `--seeds 1 --seeds 2 ...`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -66,7 +84,7 @@ def expand_options(function: Callable[..., None], panels: Sequence[Panel] = ()) 
 
     def command(**values: Any) -> None:
         for name, (options, build) in groups.items():
-            values[name] = build(**{option.name: values.pop(option.name) for option in options})
+            values[name] = build(**{option.name: values.pop(option.name, option.default) for option in options})
         function(**values)
 
     command.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
@@ -85,6 +103,8 @@ class Panel(NamedTuple):
     title: str | None
     settings: Mapping[str, Setting]
     hidden: bool = False
+    varying: Container[str] = ()
+    """Settings whose default depends on the data, so that the help shows none."""
 
 
 READING = Panel(USER_DATA, settings_of(Reading))
@@ -97,10 +117,15 @@ with_reading = partial(expand_options, panels=[READING])
 def _option(setting: Setting, panel: Panel) -> inspect.Parameter:
     flag = f"--{setting.name.replace('_', '-')}"
     switch, several = bool in setting.kinds, setting.default == ()
-    metavar = setting.metavar or "|".join(setting.choices) or f"<{setting.kinds[0].__name__}>"
+    help, choices = setting.help, "|".join(setting.choices)
+    if len(choices) > LONGEST:  # the column would cut it within a word
+        help, choices = f"{help} One of {', '.join(setting.choices)}.", "NAME"
+    if setting.default not in (None, (), "") and setting.name not in panel.varying:
+        help += rf" \[default: {setting.default}]"
+    metavar = setting.metavar or choices or f"<{setting.kinds[0].__name__}>"
     about = typer.Option(
         f"{flag}/--no{flag[1:]}" if switch else flag,
-        help=setting.help,
+        help=help,
         metavar=None if switch else metavar,
         parser=None if switch or several else setting.parse,
         rich_help_panel=panel.title,

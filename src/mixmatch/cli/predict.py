@@ -20,12 +20,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mixmatch.classifier import load_run
 from mixmatch.cli.options import Device, Run
+from mixmatch.data import TABLES
 from mixmatch.data.user.images import quiet_pillow
 from mixmatch.errors import MixMatchError
 from mixmatch.predict import Prediction, holds_rows, predict_files
 
 FEW = 16
 """For so few files no bar is shown."""
+FIXED = ("file", "class", "probability")
+"""The columns of every table of predictions."""
 ROW_GROUP = 16_384
 """Predictions that are written to a Parquet file at once."""
 
@@ -48,7 +51,7 @@ def predict(
     run: Run,
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="PATH...", help="Image files, or folders of them; arrays or tables."),
+        typer.Argument(metavar="PATH", help="Image files, or folders of them; arrays or tables."),
     ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here, not to standard output.")] = None,
     kind: Annotated[
@@ -59,6 +62,10 @@ def predict(
     sort: Annotated[
         Sort | None,
         typer.Option(help="uncertain: the least certain first; then nothing is written before all is predicted."),
+    ] = None,
+    id_column: Annotated[
+        str | None,
+        typer.Option(help="A table: the column that names each row (default: the one that training had)."),
     ] = None,
     device: Device = "auto",
 ) -> None:
@@ -77,7 +84,7 @@ def predict(
 
       mixmatch predict runs/cifar photos/ --format parquet --output predictions.parquet
 
-      mixmatch predict runs/patients new.csv
+      mixmatch predict runs/patients new.csv --id-column patient
     """
     if as_json and kind not in (None, Format.JSON):
         raise MixMatchError(f"--json and --format {kind} contradict each other")
@@ -87,10 +94,13 @@ def predict(
     # Predictions that scroll by on the same terminal are progress enough, and would break a bar.
     shown = output is not None or sort is not None or not sys.stdout.isatty()
     bar = _Bar("row" if holds_rows(paths[0]) else "image", shown)
-    predictions = predict_files(classifier, paths, on_error=bar.unreadable, progress=bar.progress)
+    own = classifier.encoding.id_column if classifier.encoding is not None else None
+    named = id_column or (own if any(path.suffix.lower() in TABLES for path in paths) else None)
+    predictions = predict_files(classifier, paths, id_column=id_column, on_error=bar.unreadable, progress=bar.progress)
     try:
         with quiet_pillow(), closing(predictions), closing(bar):
-            _write(kind, output, _least_certain_first(predictions) if sort else predictions, classifier.classes)
+            rows = _least_certain_first(predictions) if sort else predictions
+            _write(kind, output, rows, classifier.classes, named)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -154,15 +164,20 @@ def _check_output(kind: Format, output: Path | None) -> None:
         raise MixMatchError("--format parquet is not for standard output: name a file with --output")
 
 
-def _write(kind: Format, output: Path | None, rows: Iterable[Prediction], classes: Sequence[str]) -> None:
-    """Write predictions to a file, or to standard output. The file is opened before the first prediction is taken."""
+def _write(
+    kind: Format, output: Path | None, rows: Iterable[Prediction], classes: Sequence[str], id_column: str | None
+) -> None:
+    """Write predictions to a file, or to standard output, with the id of each row first if there is a column of ids.
+    The file is opened before the first prediction is taken."""
+    if id_column in FIXED:
+        id_column = f"{id_column} (id)"
     with _target(output, binary=kind is Format.PARQUET) as out:
         if kind is Format.CSV:
-            _write_csv(out, rows, classes)
+            _write_csv(out, rows, classes, id_column)
         elif kind is Format.JSON:
-            _write_json(out, rows, classes)
+            _write_json(out, rows, classes, id_column)
         else:
-            _write_parquet(out, rows, classes)
+            _write_parquet(out, rows, classes, id_column)
 
 
 @contextmanager
@@ -183,36 +198,39 @@ def _target(output: Path | None, *, binary: bool) -> Iterator[IO[Any]]:
             part.unlink(missing_ok=True)
 
 
-def _write_csv(out: IO[str], rows: Iterable[Prediction], classes: Sequence[str]) -> None:
+def _write_csv(out: IO[str], rows: Iterable[Prediction], classes: Sequence[str], id_column: str | None) -> None:
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["file", "class", "probability", *classes])
-    for file, class_name, probability, probabilities in rows:
-        writer.writerow([file, class_name, f"{probability:.6g}", *(f"{p:.6g}" for p in probabilities)])
+    writer.writerow([*([] if id_column is None else [id_column]), *FIXED, *classes])
+    for file, class_name, probability, probabilities, row_id in rows:
+        named = [] if id_column is None else [row_id]
+        writer.writerow([*named, file, class_name, f"{probability:.6g}", *(f"{p:.6g}" for p in probabilities)])
 
 
-def _write_json(out: IO[str], rows: Iterable[Prediction], classes: Sequence[str]) -> None:
+def _write_json(out: IO[str], rows: Iterable[Prediction], classes: Sequence[str], id_column: str | None) -> None:
     """A list, one prediction per line."""
     before = "[\n"
-    for file, class_name, probability, probabilities in rows:
+    for file, class_name, probability, probabilities, row_id in rows:
+        named = {} if id_column is None else {id_column: row_id}
         by_class = dict(zip(classes, map(float, probabilities), strict=True))
         row = {"file": file, "class": class_name, "probability": probability, "probabilities": by_class}
-        out.write(before + json.dumps(row))
+        out.write(before + json.dumps({**named, **row}))
         before = ",\n"
     out.write("\n]\n" if before == ",\n" else "[]\n")
 
 
-def _write_parquet(out: IO[bytes], rows: Iterable[Prediction], classes: Sequence[str]) -> None:
+def _write_parquet(out: IO[bytes], rows: Iterable[Prediction], classes: Sequence[str], id_column: str | None) -> None:
     """The columns of the CSV file, the numbers in full. A class that is called like another column gets a suffix."""
     arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    fixed = {"file": arrow.string(), "class": arrow.string(), "probability": arrow.float64()}
+    named = [] if id_column is None else [id_column]
+    fixed = dict.fromkeys([*named, *FIXED[:2]], arrow.string()) | {FIXED[2]: arrow.float64()}
     names = [f"{name} (class)" if name in fixed else name for name in classes]
     schema = arrow.schema([*fixed.items(), *((name, arrow.float64()) for name in names)])
     remaining = iter(rows)
     with parquet.ParquetWriter(out, schema) as writer:
         while some := list(islice(remaining, ROW_GROUP)):
-            files, class_names, best, probabilities = zip(*some, strict=True)
+            files, class_names, best, probabilities, ids = zip(*some, strict=True)
             # A file's name may hold bytes that are no text.
             files = tuple(file.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for file in files)
-            columns = [files, class_names, best, *np.stack(probabilities).T]
+            columns = [*([ids] if named else []), files, class_names, best, *np.stack(probabilities).T]
             arrays = [arrow.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
             writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))

@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 
 from mixmatch import api
-from mixmatch.cli.options import DataDir, Device, Json, Run, console, print_json
+from mixmatch.cli.options import DataDir, Device, Json, Moved, Run, console, print_json
+from mixmatch.cli.verdict import show_verdict
 from mixmatch.report import Report, write_report
 
 
@@ -18,6 +19,7 @@ def report(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write the page (default: RUN/report.html).")
     ] = None,
+    moved: Moved = None,
     data_dir: DataDir = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -31,14 +33,17 @@ def report(
       mixmatch report runs/photos
 
       mixmatch report runs/cifar --data-dir ~/data --output cifar.html
+
+      mixmatch report runs/photos --data /mnt/photos
     """
+    opener = lambda: api.open_run(run, data_dir, data=moved)  # noqa: E731
     with Console(stderr=True).status("predicting the run's images"):
-        found, page, to_label = write_report(run, output, data=lambda: api.open_run(run, data_dir), device=device)
+        found, page, to_label = write_report(run, output, data=opener, device=device)
     if as_json:
         print_json(_summary(found, page, to_label))
         return
+    show_verdict(found.verdict)
     screen = console()
-    screen.print(found.verdict, soft_wrap=True, markup=False)
     screen.print(f"report: {page}", soft_wrap=True, markup=False)
     if to_label is not None:
         screen.print(f"worth labeling next: {to_label}", soft_wrap=True, markup=False)
@@ -50,7 +55,8 @@ def _summary(found: Report, page: Path, to_label: Path | None) -> dict[str, Any]
         "run": str(found.run),
         "report": str(page),
         "label_next": None if to_label is None else str(to_label),
-        "verdict": found.verdict,
+        "verdict": found.verdict.text,
+        "verdict_details": found.verdict.to_dict(),
         "error": None if evaluated is None else evaluated.error,
         "images": 0 if evaluated is None else evaluated.images,
         "baseline_error": None if gain is None else gain.baseline,

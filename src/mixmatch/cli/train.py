@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from mixmatch import methods
-from mixmatch.classifier import load_run
-from mixmatch.cli.data_check import read_with_bar
+from mixmatch.cli import with_options
+from mixmatch.cli.data_check import bar, read_with_bar
 from mixmatch.cli.options import (
     READING,
     USER_DATA,
@@ -25,21 +25,22 @@ from mixmatch.cli.options import (
     expand_options,
     print_json,
 )
+from mixmatch.cli.verdict import show_verdict
 from mixmatch.data import Reading, is_path
 from mixmatch.data.opened import Data
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.here import run_one
-from mixmatch.report import write_report
-from mixmatch.settings import BASIC, Settings, from_dict, of_run, read_file, resolve, updated
+from mixmatch.presets import DATA, DATA_METHOD, USER, USER_METHOD
+from mixmatch.report import conclude
+from mixmatch.settings import BASIC, from_dict, of_run, read_file
 from mixmatch.text import duration
 from mixmatch.training.evaluate import REPORTED
-from mixmatch.training.gain import Gain, measure_gain
 from mixmatch.training.plan import plan
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import Record, RunFolder
-from mixmatch.training.session import Work, kind_of, user_data
+from mixmatch.training.session import Work, located, user_data
 
-RUN, SETTINGS = "Run", "Settings (default: what the paper used for this data set)"
+RUN, SETTINGS = "Run", "Settings (where no default is shown: the paper's for this data set)"
 
 
 def build(args: Sequence[str]) -> Callable[..., None]:
@@ -50,8 +51,22 @@ def build(args: Sequence[str]) -> Callable[..., None]:
     chosen = methods.declared(method)
     others = {n: s for name in methods.METHODS for n, s in methods.declared(name).items() if n not in chosen}
     title = f"Settings of {method} (other methods: mixmatch train --method NAME --help)"
-    panels = [Panel(None, basic), Panel(SETTINGS, run), Panel(title, chosen), READING, Panel(None, others, hidden=True)]
+    varying = _varying(method)
+    panels = [
+        Panel(None, basic, varying=varying),
+        Panel(SETTINGS, run, varying=varying),
+        Panel(title, chosen, varying=varying),
+        READING,
+        Panel(None, others, hidden=True),
+    ]
     return expand_options(train, panels)
+
+
+def _varying(method: str) -> set[str]:
+    """Settings whose default depends on the data or the device."""
+    of_method = [values for (_, name), values in [*DATA_METHOD.items(), *USER_METHOD.items()] if name == method]
+    tables = [*DATA.values(), *USER.values(), *of_method, methods.METHODS[method].run_defaults]
+    return {"precision"}.union(*tables)
 
 
 def _method(args: Sequence[str]) -> str:
@@ -81,10 +96,16 @@ def train(
     ],
     settings: dict[str, Any],
     out: Annotated[
-        Path | None, typer.Option(help="Run folder (default: runs/DATA-METHOD-LABELS-seedSEED).", rich_help_panel=RUN)
+        Path | None,
+        typer.Option(
+            help="Run folder (default: in runs/, named by data, method, labels and seed).", rich_help_panel=RUN
+        ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in --out, if there is one.", rich_help_panel=RUN)
+        bool,
+        typer.Option(
+            "--resume", help="Continue the run in --out, if there is one. DATA may have moved.", rich_help_panel=RUN
+        ),
     ] = False,
     config: Annotated[
         Path | None,
@@ -107,6 +128,14 @@ def train(
     baseline: Annotated[
         bool, typer.Option(help="Also train on the labels alone and show the difference.", rich_help_panel=USER_DATA)
     ] = True,
+    cross_validate: Annotated[
+        bool | None,
+        typer.Option(
+            help="Also train without each fold of the labels, to evaluate and to find wrong labels (default: for "
+            "features, if nothing else evaluates the model).",
+            rich_help_panel=USER_DATA,
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.", rich_help_panel=RUN)] = False,
     as_json: Json = False,
 ) -> None:
@@ -151,25 +180,31 @@ def train(
     if not is_path(data):
         _show(run_one(work), work.job.out, as_json)
         return
+    work = replace(work, note=with_options(work.note))
     opened = _open(work, quiet)
     record = run_one(replace(work, data=opened))
-    run = from_dict(record["settings"])
-    # A run on the labels alone shows what the unlabeled data is worth, if it was used and there is a test.
-    compared = baseline and len(opened.split.test) > 0 and bool(run.build_method().views)
-    difference = _gain(work, run, opened) if compared else None
-    verdict = opened.basis.sentence if difference is None else f"{difference.sentence} {opened.basis.sentence}"
-    page = write_report(work.job.out, data=opened, gain=difference, device=device)[1]
-    _show(record, work.job.out, as_json, {"verdict": verdict, "report": str(page)})
+    report, page = conclude(work, opened, baseline=baseline, cross_validate=cross_validate)
+    if as_json:
+        verdict = {"verdict": report.verdict.text, "verdict_details": report.verdict.to_dict()}
+        print_json({**record, **verdict, "report": str(page)})
+        return
+    show_verdict(report.verdict)
+    screen = console()
+    screen.print(f"trained: {record['steps']:,} steps in {duration(record['seconds'])}")
+    screen.print(f"report: {page}", soft_wrap=True, markup=False)
+    screen.print(f"model: {work.job.out / 'model.safetensors'}", soft_wrap=True, markup=False)
 
 
 def _open(work: Work, quiet: bool) -> Data:
     """Read user data once, with a bar. Before a run begins, say what was left out of it."""
     settings, run = work.job.settings, RunFolder(work.job.out)
     if run.exists():
-        before = from_dict(run.config()["settings"])
+        config = run.config()
+        before = located(from_dict(config["settings"]), config.get("folder"), settings.data)
         settings = replace(before, data_options={**before.data_options, **settings.data_options})
     read = read_with_bar(Path(work.job.settings.data), Reading.of(settings.data_options), shown=not quiet)
-    opened = user_data(read, settings)
+    with bar("embedding images", shown=not quiet and settings.features != "none") as progress:
+        opened = user_data(read, settings, work.job.device, progress)
     if not run.exists():
         for finding in read.findings:
             text = f"{finding.message}: {finding.advice}" if finding.advice else finding.message
@@ -181,24 +216,10 @@ def _open(work: Work, quiet: bool) -> Data:
     return opened
 
 
-def _gain(work: Work, settings: Settings, data: Data) -> Gain:
-    """Train on the labels alone, in `baseline/`, with the same settings of the run, and measure the difference."""
-    job, kind = work.job, kind_of(settings.data)
-    default = resolve(settings.data, {"method": settings.method}, kind)
-    # What a resumed run was given is not given again: then it is what differs from the defaults.
-    changed = {n: getattr(settings, n) for n in of_run() if getattr(settings, n) != getattr(default, n)}
-    alike = {n: getattr(settings, n) for n in job.given or () if n in of_run()}
-    given = {**changed, **alike, "method": "supervised"}
-    alone = updated(resolve(settings.data, given, kind), {"data_options": settings.data_options})
-    folder = job.out / "baseline"
-    again = replace(job, settings=alone, out=folder, given=tuple(given), resume=True, checkpoint=None)
-    run_one(replace(work, job=again, data=data))
-    return measure_gain(load_run(job.out, job.device), load_run(folder, job.device), data.source.test)
-
-
-def _show(record: Record, folder: Path, as_json: bool, more: Mapping[str, str] | None = None) -> None:
+def _show(record: Record, folder: Path, as_json: bool) -> None:
+    """The outcome on a published data set: the paper's number."""
     if as_json:
-        print_json({**record, **(more or {})})
+        print_json(record)
         return
     screen = console()
     if record["error"] is not None:
@@ -207,8 +228,6 @@ def _show(record: Record, folder: Path, as_json: bool, more: Mapping[str, str] |
             f"{duration(record['seconds'])}{_median(record['error'], record['median_of'])}",
             soft_wrap=True,
         )
-    if more is not None:
-        screen.print(f"{more['verdict']}\nreport: {more['report']}", soft_wrap=True, markup=False)
     screen.print(f"model: {folder / 'model.safetensors'}", soft_wrap=True, markup=False)
 
 

@@ -7,18 +7,19 @@ user data.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mixmatch.data.published import cifar, digits, stl10, svhn
 from mixmatch.data.published.files import Layout, Warn, choose, data_folder, fetch, print_warning
 from mixmatch.data.source import UNKNOWN, Rows, Source
-from mixmatch.data.user.arrays import input_axes, read_arrays
-from mixmatch.data.user.folder import read_folder
+from mixmatch.data.user.arrays import input_axes, read_arrays, read_labeled_arrays
+from mixmatch.data.user.encoding import Encoding
+from mixmatch.data.user.folder import read_folder, read_labeled_folder
 from mixmatch.data.user.reading import Reading
 from mixmatch.data.user.rows import UserData
-from mixmatch.data.user.table import read_table
+from mixmatch.data.user.table import read_labeled_table, read_table
 from mixmatch.errors import MixMatchError, unknown
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "holds_features",
     "is_path",
     "load",
+    "read_labeled",
     "read_user_data",
     "source_info",
 ]
@@ -138,9 +140,50 @@ def read_user_data(
         _check_given(given, path, "file of arrays", "labels_file")
         return read_arrays(path, **given)
     if path.suffix.lower() in TABLES:
-        _check_given(given, path, "table", "label_column", "part_column", "ignore")
+        _check_given(given, path, "table", "label_column", "part_column", "id_column", "ignore")
         return read_table(path, **given)
     raise MixMatchError(f"{path} is not a folder of images, nor a .npz, .npy, .csv or .parquet file")
+
+
+def read_labeled(
+    path: Path,
+    classes: Sequence[str],
+    input_shape: Sequence[int],
+    encoding: Encoding | None = None,
+    reading: Reading | None = None,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> UserData:
+    """New labeled data for a model that is trained: rows as it takes them, all of them in the test part.
+
+    A folder (DIR/CLASS/*), an array or a table, as for `read_user_data`. Of data with a test part that part is read.
+    Classes are matched by name; rows of other classes, and unlabeled ones, are left out and named in `findings`.
+
+    Args:
+        classes, input_shape, encoding: the model's.
+        reading: how to read it.
+    """
+    given = {} if reading is None else reading.given
+    for name in ("image_size", "channels", "ignore"):
+        if name in given:
+            raise MixMatchError(f"{name}= follows from the model that is evaluated: leave it out")
+    takes = "images" if len(input_shape) == 3 else "rows of a table or an array"
+    if path.is_dir():
+        if len(input_shape) != 3:
+            raise MixMatchError(f"the model takes {takes}, not a folder of images")
+        _check_given(given, path, "folder of images", "labels_file")
+        return read_labeled_folder(path, classes, input_shape, **given, progress=progress)
+    if not path.exists():
+        raise MixMatchError(f"there is no file or folder {path}")
+    if path.suffix.lower() in ARRAYS:
+        _check_given(given, path, "file of arrays", "labels_file")
+        return read_labeled_arrays(path, classes, encoding, **given)
+    if path.suffix.lower() not in TABLES:
+        raise MixMatchError(f"{path} is not a folder of images, nor a .npz, .npy, .csv or .parquet file")
+    if encoding is None:
+        raise MixMatchError(f"the model takes {takes}, not a table such as {path}")
+    _check_given(given, path, "table", "label_column", "part_column", "id_column")
+    return read_labeled_table(path, classes, encoding, **given)
 
 
 def is_path(data: str) -> bool:

@@ -12,7 +12,7 @@ from mixmatch.data.user.rows import UserData
 from mixmatch.draws import generator
 
 MIN_LABELS = 10
-"""Labels that every class needs before some of them are held out."""
+"""Labels that a class needs before some of them are held out."""
 
 HELD_OUT = 0.2
 """The share of them that is."""
@@ -28,6 +28,8 @@ class Basis:
 
     on: str = ""
     missing: str = ""
+    left_out: tuple[str, ...] = ()
+    """Classes of which nothing is evaluated: they have too few labels to hold some out."""
 
     @property
     def sentence(self) -> str:
@@ -45,41 +47,48 @@ class Data:
     user: UserData | None = None
 
 
-def to_data(user: UserData, seed: int) -> Data:
+def to_data(user: UserData, seed: int, hold_out: str = "large-classes") -> Data:
     """User data with its split, and what a model is evaluated on.
 
-    Test rows are used if there are any. Else, if every class has at least 10 labels, a fifth of each class's is held
-    out: not trained on, not even as unlabeled rows. With fewer labels there is nothing to evaluate on: holding some
-    out would take away the few there are, and a handful of test rows says next to nothing.
+    Test rows are used if there are any. Else a fifth of the labels is held out of each class that has at least 10: not
+    trained on, not even as unlabeled rows. A class with fewer keeps them all: it needs them more to learn from, and a
+    row or two would say next to nothing.
+
+    Args:
+        hold_out: `large-classes`; or `all-classes`, which holds nothing out if any class has fewer than 10 labels, as
+            earlier versions did; or `none`.
     """
     train, test, labeled = user.train, user.test, user.labeled
-    # Only image files are sorted into folders; the images of an array are not.
-    place = "images under test/" if user.sizes is not None else f"test {user.noun}s"
+    place = f"images under {user.test_folder}/" if user.test_folder else f"test {user.noun}s"
+    counts = np.bincount(train.labels[labeled], minlength=len(user.classes))
+    small = tuple(name for name, n in zip(user.classes, counts, strict=True) if n < MIN_LABELS)
     if len(test):
         basis = Basis(f"the {len(test):,} {place}")
+    elif hold_out == "none":
+        basis = Basis(missing=f"nothing was held out to evaluate on, as hold_out=none says; add labeled {place}")
+    elif len(small) == len(user.classes) or (small and hold_out == "all-classes"):
+        fewest = user.classes[int(counts.argmin())]
+        basis = Basis(
+            missing=f"too few labels to evaluate: '{fewest}' has {counts.min()}, and it takes {MIN_LABELS} of "
+            f"{'each' if hold_out == 'all-classes' else 'a'} class to hold some out; add labels, or labeled {place}"
+        )
     else:
-        counts = np.bincount(train.labels[labeled], minlength=len(user.classes))
-        if counts.min() >= MIN_LABELS:
-            held = _stratified(train.labels, labeled, seed)
-            labeled = np.setdiff1d(labeled, held)
-            test = train.take(held)
-            basis = Basis(f"{len(held):,} labeled {user.noun}s held out, a fifth of each class")
-        else:
-            fewest = user.classes[int(counts.argmin())]
-            basis = Basis(
-                missing=f"too few labels to evaluate: '{fewest}' has {counts.min()}, and it takes {MIN_LABELS} of each "
-                f"class to hold some out; add labels, or labeled {place}"
-            )
+        held = _stratified(train.labels, labeled, seed)
+        labeled = np.setdiff1d(labeled, held)
+        test = train.take(held)
+        of = f"each class with at least {MIN_LABELS} labels" if small else "each class"
+        basis = Basis(f"{len(held):,} labeled {user.noun}s held out, a fifth of {of}", left_out=small)
     source = Source(user.name, user.classes, train, test, encoding=user.encoding)
     split = Split(labeled, user.unlabeled, np.empty(0, np.int64), np.arange(len(test), dtype=np.int64))
     return Data(source, split, basis, user)
 
 
 def _stratified(labels: np.ndarray, labeled: np.ndarray, seed: int) -> np.ndarray:
-    """A fifth of each class's labeled rows, at random but the same for the same seed."""
+    """A fifth of the labeled rows of each class that has enough, at random but the same for the same seed."""
     rng = generator(seed, "hold out", 0)
     held = []
     for c in range(int(labels.max(initial=UNKNOWN)) + 1):
-        rows = labeled[labels[labeled] == c]
-        held.append(rng.permutation(rows)[: round(HELD_OUT * len(rows))])
+        rows = rng.permutation(labeled[labels[labeled] == c])
+        if len(rows) >= MIN_LABELS:
+            held.append(rows[: round(HELD_OUT * len(rows))])
     return np.sort(np.concatenate(held))

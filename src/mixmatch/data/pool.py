@@ -13,17 +13,18 @@ PIECE = 64 * 2**20  # bytes copied to the device at a time
 
 
 class Pool:
-    """uint8 images (N, H, W, C) or float32 features (N, F) behind one call, whichever of the three tiers holds them.
+    """uint8 images (N, H, W, C), or float32 features (N, F) or (N, views, F), behind one call, whichever of the three
+    tiers holds them.
 
     `resident` rows live in the memory of an accelerator and are gathered there. Others stay where they are, in
     host memory or memory-mapped on disk, and only a batch's rows travel, so a data set larger than memory can train.
     """
 
     def __init__(self, inputs: npt.NDArray[Any], device: torch.device, resident: bool | None = None) -> None:
-        if (str(inputs.dtype), inputs.ndim) not in (("uint8", 4), ("float32", 2)):
+        if (str(inputs.dtype), inputs.ndim) not in (("uint8", 4), ("float32", 2), ("float32", 3)):
             raise ValueError(
-                f"images must be uint8 (N, H, W, C) and features float32 (N, F), not {inputs.dtype} of shape "
-                f"{inputs.shape}"
+                "images must be uint8 (N, H, W, C) and features float32 (N, F) or (N, views, F), not "
+                f"{inputs.dtype} of shape {inputs.shape}"
             )
         self.device = device
         self.resident = _fits(inputs.nbytes, device) if resident is None else resident

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from mixmatch.errors import MixMatchError
 
 if TYPE_CHECKING:
+    from mixmatch.data.embedding import Embedding
     from mixmatch.data.user.encoding import Encoding
 
 UNKNOWN = -1
@@ -28,10 +29,14 @@ class Rows:
     Args:
         inputs: images as uint8 (N, H, W, C), or standardized features as float32 (N, F).
         labels: int64 (N,), `UNKNOWN` where a row is unlabeled.
+        pictures: where features were computed from images, those: uint8 (N, H, W, C).
+        views: features of each of those images and of augmented copies: float32 (N, views, F), the image itself first.
     """
 
     inputs: npt.NDArray[Any]
     labels: npt.NDArray[np.int64]
+    pictures: npt.NDArray[np.uint8] | None = None
+    views: npt.NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         kind, shape = self.inputs.dtype, self.inputs.shape
@@ -56,13 +61,19 @@ class Rows:
         return self.inputs.ndim != 2
 
     @property
+    def images(self) -> npt.NDArray[np.uint8] | None:
+        """What can be shown of the rows: the images, or those that the features were computed from."""
+        return self.inputs if self.is_images else self.pictures
+
+    @property
     def noun(self) -> str:
         """What a row is called in messages."""
-        return "image" if self.is_images else "row"
+        return "row" if self.images is None else "image"
 
     def take(self, rows: npt.NDArray[np.int64]) -> Rows:
         """These rows, copied."""
-        return Rows(np.array(self.inputs[rows]), self.labels[rows])
+        pictures = None if self.pictures is None else self.pictures[rows]
+        return Rows(np.array(self.inputs[rows]), self.labels[rows], pictures)
 
 
 @dataclass(frozen=True)
@@ -81,6 +92,8 @@ class Source:
     """Whether every class gets as many labels as the others (STL-10), or labels in proportion to its frequency."""
     encoding: Encoding | None = None
     """How new rows become features like those of `train`."""
+    embedding: Embedding | None = None
+    """How new images become features like those of `train`."""
 
     def __post_init__(self) -> None:
         if len(self.train) == 0:

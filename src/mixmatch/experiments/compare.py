@@ -111,12 +111,17 @@ def _finished(run: RunFolder, steps: int | None) -> bool:
     return result is not None
 
 
+def _error(record: Record) -> float:
+    """The number to report: on user data that of the finished model, else the paper's, a median."""
+    return float(record["last_error" if is_path(record["data"]) else "error"])
+
+
 def summarize(records: Sequence[Record]) -> list[dict[str, Any]]:
     """One row per method: mean test error, its deviation over the seeds, mean seconds per run."""
     rows = []
     for method in dict.fromkeys(record["method"] for record in records):
         group = [record for record in records if record["method"] == method]
-        errors = [record["error"] for record in group]
+        errors = [_error(record) for record in group]
         rows.append(
             {
                 "method": method,
@@ -139,7 +144,7 @@ def plot(records: Sequence[Record], path: Path) -> None:
     for number, method in enumerate(methods):
         style = plotting.line_style(number)
         group = [record for record in records if record["method"] == method]
-        curves, error = [record["curve"] for record in group], statistics.mean(record["error"] for record in group)
+        curves, error = [record["curve"] for record in group], statistics.mean(map(_error, group))
         steps = [point["step"] for point in curves[0]]
         for curve in curves:
             axes.plot(steps, [point["error"] for point in curve], **style, linewidth=0.7, alpha=0.35)

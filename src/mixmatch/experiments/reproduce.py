@@ -14,12 +14,13 @@ from mixmatch.data import SOURCES
 from mixmatch.data.opened import Basis, Data
 from mixmatch.data.source import Rows, Source
 from mixmatch.data.split import make_split
+from mixmatch.declare import settings_of
 from mixmatch.errors import MixMatchError, unknown
 from mixmatch.execution import here
 from mixmatch.experiments import records as records_
 from mixmatch.experiments.tables import TABLES, Row, Table, label_count
 from mixmatch.methods import METHODS
-from mixmatch.settings import Labels, Precision, Settings, flat
+from mixmatch.settings import Labels, Precision, Settings, flat, of_run
 from mixmatch.training import progress
 from mixmatch.training.device import default_precision
 from mixmatch.training.progress import Reporter
@@ -39,10 +40,13 @@ class Planned:
 
     @property
     def name(self) -> str:
-        """A folder name that tells runs apart, whichever tables they serve."""
+        """A folder name that tells runs apart, whichever tables they serve. It follows from the settings that are not
+        at their defaults, so that a setting which a later version adds does not change it."""
         s = self.settings
         record = {"data": s.data, "method": s.method, "labels": s.labels, "seed": s.seed, "steps": s.steps}
-        name = records_.file_name({**record, "settings": s.to_dict()}).removesuffix(".json")
+        declared = {**of_run(), **settings_of(type(s.build_method()))}
+        chosen = {n: v for n, v in flat(s).items() if n not in declared or v != declared[n].default}
+        name = records_.file_name({**record, "settings": chosen}).removesuffix(".json")
         return name if self.precision is None else f"{name}-{self.precision}"
 
 

@@ -11,11 +11,13 @@ from torch import nn
 
 from mixmatch.errors import MixMatchError, unknown
 from mixmatch.networks.convnet13 import ConvNet13
+from mixmatch.networks.frozen import ON, Embedded, build_frozen
 from mixmatch.networks.heads import WithHeads
 from mixmatch.networks.mlp import MLP
+from mixmatch.networks.timm_backbone import build_timm
 from mixmatch.networks.wide_resnet import WideResNet
 
-__all__ = ["MLP", "NETWORKS", "ConvNet13", "Plan", "WideResNet", "WithHeads", "build"]
+__all__ = ["MLP", "NETWORKS", "ConvNet13", "Embedded", "Plan", "WideResNet", "WithHeads", "build"]
 
 
 def scales_for(size: int) -> int:
@@ -50,6 +52,15 @@ NETWORKS: dict[str, Plan] = {
 has more stages for larger ones; `mlp` is for features."""
 
 
+TIMM_FAMILIES = (
+    *("beit", "convmixer", "convnext", "deit", "densenet", "dpn", "efficientformer", "efficientnet", "ghostnet"),
+    *("hrnet", "inception", "maxvit", "mixer", "mnasnet", "mobilenet", "mobilevit", "nfnet", "poolformer", "regnet"),
+    *("repvgg", "res2net", "resmlp", "resnest", "resnet", "resnext", "seresnet", "swin", "tf_efficientnet", "tiny_vit"),
+    *("vgg", "vit", "wide_resnet", "xception"),
+)
+"""What well-known models of timm begin with, to recognize a name without its prefix where timm is not installed."""
+
+
 def build(
     name: str, num_classes: int, input_shape: tuple[int, ...] | None = None, weights: str | Path | None = None
 ) -> nn.Module:
@@ -57,7 +68,8 @@ def build(
 
     Args:
         name: one of `NETWORKS`, `wrn-D-W` for a Wide ResNet of depth D = 6n + 4 and width factor W, or `timm:NAME` for
-            a model of the timm library, if that is installed.
+            a model of the timm library, if that is installed; `FEATURES>NAME` is a network on frozen features, whose
+            weights the caller fills in.
         num_classes: how many logits it gives.
         input_shape: (channels, height, width), or (features,) for `mlp`; None is the paper's for this network.
         weights: a file of weights that a timm model starts from.
@@ -67,9 +79,11 @@ def build(
     """
     if num_classes < 2:
         raise MixMatchError(f"a classifier needs at least two classes, not {num_classes}")
+    if ON in name:
+        features, _, head = name.partition(ON)
+        frozen: Any = build_frozen(features, input_shape or (3, 32, 32), pretrained=False)
+        return Embedded(frozen, build(head, num_classes, (frozen.feature_size,)))
     if name.startswith("timm:"):
-        from mixmatch.networks.timm_backbone import build_timm
-
         return build_timm(name, num_classes, input_shape, weights)
     if weights:
         raise MixMatchError(f"weights= is for networks of timm (timm:NAME), not for '{name}'")
@@ -92,6 +106,11 @@ def build(
 def _wide_resnet(name: str) -> Plan:
     match = re.fullmatch(r"wrn-(\d+)-(\d+)", name)
     if match is None:
+        if (model := name.lower().replace("-", "_")).startswith(TIMM_FAMILIES):
+            raise MixMatchError(
+                f"unknown network '{name}': did you mean 'timm:{model}', a model of the timm library? "
+                f"(known without it: {', '.join(sorted(NETWORKS))})"
+            )
         raise unknown("network", name, NETWORKS)
     depth, width = int(match[1]), int(match[2])
     if depth < 10 or (depth - 4) % 6 or width < 1:

@@ -14,12 +14,16 @@ from typing import Any
 
 import safetensors
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mixmatch.errors import MixMatchError
 
 PREFIX = "timm:"
+SMALLEST = 160
+"""Pixels to which smaller images are enlarged for frozen features, if a model takes any size: what it has learned are
+patterns of photographs about as large."""
 
 
 class Backbone(nn.Module):
@@ -74,17 +78,7 @@ def build_timm(
             classes, the last layer starts fresh. If images do not have 3 channels, timm sums or repeats the kernels of
             the first layer.
     """
-    try:
-        timm: Any = importlib.import_module("timm")
-    except ImportError:
-        raise MixMatchError(
-            f"network '{name}' needs timm, which is not installed: pip install 'mixmatch[timm]'"
-        ) from None
-    model = name.removeprefix(PREFIX)
-    if not timm.is_model(model):
-        near = difflib.get_close_matches(model, timm.list_models(), n=1, cutoff=0.5)
-        hint = f": did you mean '{PREFIX}{near[0]}'?" if near else ""
-        raise MixMatchError(f"timm {timm.__version__} has no model '{model}'{hint}")
+    timm, model = _find(name)
     made_for = timm.get_pretrained_cfg(model)
     channels, height, width = input_shape or made_for.input_size
     options: dict[str, Any] = {"num_classes": num_classes, "in_chans": channels, "pretrained": weights is not None}
@@ -103,10 +97,74 @@ def build_timm(
         raise MixMatchError(f"network '{name}' {what} for images {(channels, height, width)}: {reason}") from None
     if weights is not None:
         _check_complete(name, made, made_for.classifier, tensors, weights)
+    return Backbone(made.train(), *_statistics(made_for, channels))
+
+
+class Frozen(nn.Module):
+    """A timm model without its last layer. Takes pixels in [-1, 1], enlarges small images to `size`, gives what would
+    enter the last layer, (N, feature_size)."""
+
+    def __init__(self, backbone: Backbone, size: int, feature_size: int) -> None:
+        super().__init__()
+        self.backbone, self.size, self.feature_size = backbone, size, feature_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-1] != self.size:
+            x = F.interpolate(x, (self.size, self.size), mode="bilinear", align_corners=False)
+        return self.backbone.features(x)
+
+
+def build_frozen_timm(
+    name: str, input_shape: tuple[int, ...], weights: str | Path | None = None, *, pretrained: bool = True
+) -> Frozen:
+    """The timm model `timm:NAME` as a source of features for images (channels, height, width).
+
+    Args:
+        weights: a .safetensors or .pth file of its weights under timm's names; None is timm's own, which it downloads.
+        pretrained: False leaves the weights as they fall, for a caller who fills them in.
+    """
+    timm, model = _find(name)
+    made_for = timm.get_pretrained_cfg(model)
+    own = made_for.input_size[-1]
+    size = own if made_for.fixed_input_size else min(own, max(SMALLEST, *input_shape[1:]))
+    tensors = read_weights(Path(weights)) if weights is not None else {}
+    options: dict[str, Any] = {"num_classes": 0, "in_chans": input_shape[0], "pretrained": pretrained}
+    if weights is not None:
+        options["pretrained_cfg_overlay"] = {"state_dict": dict(tensors)}
+    try:
+        made = timm.create_model(model, **options).eval()
+        with torch.no_grad():
+            maps = made.forward_features(torch.zeros(1, input_shape[0], size, size))
+            feature_size = made.forward_head(maps, pre_logits=True).shape[1]
+    except Exception as error:  # a download may fail in many ways
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        what = f"cannot be filled from {weights}" if weights is not None else "cannot be had"
+        remedy = "" if weights is not None else "; give a file of its weights with weights=, or use features=basic"
+        raise MixMatchError(f"features '{name}' {what}: {reason}{remedy}") from None
+    if weights is not None:
+        _check_complete(name, made, made_for.classifier, tensors, weights)
+    mean, std = _statistics(made_for, input_shape[0])
+    return Frozen(Backbone(made, mean, std), size, feature_size)
+
+
+def _find(name: str) -> tuple[Any, str]:
+    """timm, and the name of one of its models without the prefix."""
+    try:
+        timm: Any = importlib.import_module("timm")
+    except ImportError:
+        raise MixMatchError(f"'{name}' needs timm, which is not installed: pip install 'mixmatch[timm]'") from None
+    model = name.removeprefix(PREFIX)
+    if not timm.is_model(model):
+        near = difflib.get_close_matches(model, timm.list_models(), n=1, cutoff=0.5)
+        hint = f": did you mean '{PREFIX}{near[0]}'?" if near else ""
+        raise MixMatchError(f"timm {timm.__version__} has no model '{model}'{hint}")
+    return timm, model
+
+
+def _statistics(made_for: Any, channels: int) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of the pixels that a model was trained on, for so many channels."""
     mean, std = (torch.tensor(values) for values in (made_for.mean, made_for.std))
-    if len(mean) != channels:
-        mean, std = mean.mean().repeat(channels), std.mean().repeat(channels)
-    return Backbone(made.train(), mean, std)
+    return (mean, std) if len(mean) == channels else (mean.mean().repeat(channels), std.mean().repeat(channels))
 
 
 def _check_complete(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from mixmatch.classifier import Classifier, load_run
-from mixmatch.data.opened import Basis, Data
+from mixmatch.data.opened import Data
 from mixmatch.data.source import UNKNOWN, Rows
 from mixmatch.data.split import Split
+from mixmatch.data.user.images import UnreadableImage, thumbnail
+from mixmatch.data.user.rows import UserData
 from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
 from mixmatch.methods import METHODS
 from mixmatch.networks.heads import offers_features
 from mixmatch.report import measure
 from mixmatch.report.measure import Calibration, ClassScore, Floats, Ints
+from mixmatch.report.verdict import Findings, Verdict, favorite, guessing, next_steps
+from mixmatch.training.cross_validate import OutOfFold, load_cross_validation
 from mixmatch.training.evaluate import predict_logits
-from mixmatch.training.gain import Gain, measure_gain
+from mixmatch.training.gain import Gain, compare_errors, measure_gain
 from mixmatch.training.run import Record, RunFolder
 from mixmatch.training.session import open_data, open_run
 
@@ -41,6 +46,9 @@ SAMPLE = 20_000
 PIECE = 1024
 """Images read from a file at once."""
 
+THUMBNAIL = 96
+"""Pixels; larger images are shown smaller."""
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -56,7 +64,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The model on its test images."""
+    """The model on its test images, or on its labels in cross-validation."""
 
     images: int
     wrong: int
@@ -81,6 +89,8 @@ class Unlabeled:
     """Percent, if the data set knows their classes."""
     suggestions: list[Shown]
     """For labeling, best first."""
+    said: Ints
+    """How often each class is predicted."""
 
 
 @dataclass(frozen=True)
@@ -96,17 +106,16 @@ class Report:
     classes: tuple[str, ...]
     labels: list[int]
     """Labeled training images of each class."""
-    uses_unlabeled: bool
-    """Whether the method learns from unlabeled images; one from outside the package is assumed to."""
-    verdict: str
-    """The sentence the page begins with."""
-    basis: Basis
+    verdict: Verdict
+    """What the page begins with."""
     metrics: list[Record]
     baseline: list[Record]
     """Evaluations of the labels-only run, if there is one."""
     gain: Gain | None
     evaluated: Evaluated | None
     unlabeled: Unlabeled
+    suspects: list[Shown] | None = None
+    """Labels that may be wrong, most suspect first; None without cross-validation by models better than guessing."""
 
 
 def gather(
@@ -127,98 +136,183 @@ def gather(
         data = open_run(run, lambda settings: open_data(settings, data_dir))
     elif not isinstance(data, Data):
         data = data()
-    source, split, method = data.source, data.split, record["method"]
-    train_name, test_name = _names(data)
-
-    known = split.test[source.test.labels[split.test] != UNKNOWN]
+    source, split = data.source, data.split
+    evaluated, verdict = evaluate_run(path, data, model)
     baseline = RunFolder(path / "baseline")
     has_baseline = baseline.exists() and baseline.result() is not None and baseline.config()["split"] == config["split"]
-    if gain is None and has_baseline and len(known):
+    if gain is None and has_baseline and evaluated is not None and not verdict.cross_validated:
+        known = _known(data)
         test = source.test if len(known) == len(source.test) else source.test.take(known)
         gain = measure_gain(model, load_run(baseline.path, device), test)
-    evaluated = _evaluate(model, source.test, known, test_name) if len(known) else None
+    folds, folds_alone = (load_cross_validation(folder, data) for folder in (path, baseline.path))
+    if verdict.cross_validated and folds is not None and folds_alone is not None:
+        gain = compare_errors(folds.wrong, folds_alone.wrong, source.noun)
+    train = _Part.of_training(data, Path(config["settings"]["data"]))
+    labels = np.bincount(source.train.labels[split.labeled], minlength=len(source.classes))
+    unlabeled = _unlabeled(model, train, split, config["settings"]["seed"])
+    suspects = _suspects(train, folds, source.classes) if folds is not None and _knows(folds, source.classes) else None
+    method = record["method"]
+    said = [(unlabeled.said, labels)]
+    if evaluated is not None and not verdict.cross_validated:  # where it is, other models said it
+        said.append((evaluated.confusion.sum(axis=0), evaluated.confusion.sum(axis=1)))
+    verdict = replace(
+        verdict,
+        gain=gain,
+        uses_unlabeled=method not in METHODS or bool(METHODS[method]().views),
+        favorite=favorite(source.classes, *said),
+    )
+    found = Findings(
+        source.classes,
+        labels.tolist(),
+        scores=() if evaluated is None else evaluated.scores,
+        suspects=[each.name for each in suspects or ()],
+        suggestions=len(unlabeled.suggestions),
+        features=config["settings"].get("features", "none") if source.noun == "image" else None,
+        steps=record["steps"],
+        lambda_u=record["settings"].get("method_settings", {}).get("lambda_u"),
+    )
     return Report(
         run=path,
         user_data=data.user is not None,
         noun=source.noun,
         record=record,
         classes=source.classes,
-        labels=np.bincount(source.train.labels[split.labeled], minlength=len(source.classes)).tolist(),
-        uses_unlabeled=method not in METHODS or bool(METHODS[method]().views),
-        verdict=_verdict(evaluated, gain, data.basis, source.noun),
-        basis=data.basis,
+        labels=labels.tolist(),
+        verdict=replace(verdict, next_steps=next_steps(verdict, found)),
         metrics=run.metrics(),
         baseline=baseline.metrics() if has_baseline else [],
         gain=gain,
         evaluated=evaluated,
-        unlabeled=_unlabeled(model, source.train, split, config["settings"]["seed"], train_name),
+        unlabeled=unlabeled,
+        suspects=suspects,
     )
 
 
-def _verdict(evaluated: Evaluated | None, gain: Gain | None, basis: Basis, noun: str) -> str:
-    """The sentence the page begins with."""
-    if evaluated is None:
-        return basis.sentence if basis.missing else f"There is no test error: no test {noun} has a label."
-    if gain is not None:
-        return f"{gain.sentence} {basis.sentence}"
-    low, high = measure.share_interval(evaluated.wrong, evaluated.images)
-    return (
-        f"The test error is {evaluated.error:.1f} %: {evaluated.wrong:,} of {evaluated.images:,} test {noun}s are "
-        f"predicted wrong (95 % interval {low:.1f} to {high:.1f} %)."
+def evaluate_run(path: Path, data: Data, model: Classifier, shown: int = SHOWN) -> tuple[Evaluated | None, Verdict]:
+    """The model of a run on its test rows or, where there are none, what cross-validation found; None if there is
+    neither. The verdict has what is known from that alone. `shown` is how many mistakes to show."""
+    source, rows, folder = data.source, _known(data), Path(RunFolder(path).config()["settings"]["data"])
+    verdict = Verdict(data.basis, source.noun, places=1 if data.user is not None else 2)
+    if len(rows):
+        probabilities = predict_rows(model, source.test.inputs, rows)
+        truth, predicted, confidence = source.test.labels[rows], probabilities.argmax(axis=1), probabilities.max(axis=1)
+        part = _Part.of_test(data, folder)
+    elif (folds := load_cross_validation(path, data)) is not None:
+        rows, truth, predicted, confidence = folds.rows, folds.labels, folds.predicted, folds.probability
+        part = _Part.of_training(data, folder)
+        verdict = replace(verdict, basis=folds.basis(source.noun), cross_validated=True)
+    else:
+        return None, verdict
+    counts = measure.confusion(truth, predicted, len(source.classes))
+    evaluated = Evaluated(
+        len(truth),
+        int((predicted != truth).sum()),
+        counts,
+        measure.class_scores(counts),
+        measure.reliability(confidence, predicted == truth),
+        [
+            part.shown(int(rows[i]), source.classes[predicted[i]], confidence[i], true=source.classes[truth[i]])
+            for i in measure.confident_mistakes(predicted, confidence, truth)[:shown]
+        ],
     )
+    commonest, error = guessing(truth, source.classes)
+    verdict = replace(verdict, images=len(truth), wrong=evaluated.wrong, commonest=commonest, guessing=error)
+    return evaluated, verdict
 
 
-Name = Callable[[int], str]
+def _known(data: Data) -> Ints:
+    """Test rows that have a label."""
+    known: Ints = data.split.test[data.source.test.labels[data.split.test] != UNKNOWN]
+    return known
 
 
-def _names(data: Data) -> tuple[Name, Name]:
-    """What the training and the test rows are called: by their files, or by their numbers in a published data set."""
-    if data.user is None:
-        return str, str
-    files, tested = data.user.files, data.user.tested
-    if len(tested) == 0:
-        tested = np.setdiff1d(data.user.labeled, data.split.labeled)  # held out, in this order
-    return lambda row: files[row], lambda row: files[int(tested[row])]
+@dataclass(frozen=True)
+class _Part:
+    """Training or test rows, with their names: by files, or by numbers in a published data set."""
+
+    rows: Rows
+    user: UserData | None = None
+    numbers: Ints | None = None
+    """Which rows of the user data they are; None if it is all of them, from the first on."""
+    folder: Path | None = None
+    """Where the files of images are."""
+
+    @staticmethod
+    def of_training(data: Data, folder: Path) -> _Part:
+        return _Part(data.source.train, data.user, None, folder)
+
+    @staticmethod
+    def of_test(data: Data, folder: Path) -> _Part:
+        user = data.user
+        if user is None:
+            return _Part(data.source.test)
+        held = np.setdiff1d(user.labeled, data.split.labeled)  # in this order
+        return _Part(data.source.test, user, user.tested if len(user.tested) else held, folder)
+
+    def name(self, row: int) -> str:
+        if self.user is None:
+            return str(row)
+        return self.user.files[row if self.numbers is None else int(self.numbers[row])]
+
+    def pixels(self, row: int) -> np.ndarray | None:
+        """From the file, if the row has one that can be read; else as the network gets them, if they are pixels."""
+        if self.user is not None and self.user.sizes is not None and self.folder is not None:
+            with contextlib.suppress(UnreadableImage):
+                return thumbnail(self.folder / self.name(row), THUMBNAIL)
+        return np.array(self.rows.images[row]) if self.rows.images is not None else None
+
+    def shown(self, row: int, predicted: str, probability: float, *, picture: bool = True, **more: Any) -> Shown:
+        return Shown(self.pixels(row) if picture else None, self.name(row), predicted, float(probability), **more)
 
 
-def _shown(model: Classifier, part: Rows, row: int, name: Name, probabilities: Floats, **more: Any) -> Shown:
-    pixels = np.array(part.inputs[row]) if part.is_images else None
-    top = int(probabilities.argmax())
-    return Shown(pixels, name(row), model.classes[top], float(probabilities[top]), **more)
+def _knows(folds: OutOfFold, classes: tuple[str, ...]) -> bool:
+    """Whether the models know enough to doubt a label: they are better than guessing."""
+    return measure.share_interval(int(folds.wrong.sum()), len(folds.wrong))[1] < guessing(folds.labels, classes)[1]
 
 
-def _evaluate(model: Classifier, test: Rows, rows: Ints, name: Name) -> Evaluated:
-    labels = test.labels[rows]
-    probabilities = predict_rows(model, test.inputs, rows)
-    predicted = probabilities.argmax(axis=1)
-    counts = measure.confusion(labels, predicted, len(model.classes))
-    mistakes = [
-        _shown(model, test, int(rows[i]), name, probabilities[i], true=model.classes[labels[i]])
-        for i in measure.confident_mistakes(probabilities, labels, SHOWN)
+def _suspects(train: _Part, folds: OutOfFold, classes: tuple[str, ...]) -> list[Shown]:
+    suspect = measure.suspect_labels(folds.labels, folds.predicted, folds.probability, folds.label_probability)
+    return [
+        train.shown(
+            int(folds.rows[i]),
+            classes[folds.predicted[i]],
+            folds.probability[i],
+            picture=place < SHOWN,
+            true=classes[folds.labels[i]],
+        )
+        for place, i in enumerate(suspect)
     ]
-    scores = measure.class_scores(counts)
-    wrong = int((predicted != labels).sum())
-    return Evaluated(len(rows), wrong, counts, scores, measure.calibration(probabilities, labels), mistakes)
 
 
-def _unlabeled(model: Classifier, train: Rows, split: Split, seed: int, name: Name) -> Unlabeled:
+def _unlabeled(model: Classifier, train: _Part, split: Split, seed: int) -> Unlabeled:
     rows = split.unlabeled
     if len(rows) > SAMPLE:
         rows = np.sort(generator(seed, "report", 0).permutation(rows)[:SAMPLE])
     if len(rows) == 0:
-        return Unlabeled(0, 0, None, [])
-    probabilities = predict_rows(model, train.inputs, rows)
-    known = train.labels[rows] != UNKNOWN
-    right = probabilities.argmax(axis=1)[known] == train.labels[rows][known]
+        return Unlabeled(0, 0, None, [], np.zeros(len(model.classes), np.int64))
+    inputs, labels = train.rows.inputs, train.rows.labels[rows]
+    probabilities = predict_rows(model, inputs, rows)
+    predicted, known = probabilities.argmax(axis=1), labels != UNKNOWN
+    right = predicted[known] == labels[known]
     score = measure.uncertainty(probabilities)
     most = min(len(rows), MOST_SUGGESTIONS, max(12, len(rows) // 20))
     candidates = np.argsort(-score, kind="stable")[: CANDIDATES * most]
-    features = penultimate(model, train.inputs, rows[candidates])
+    features = penultimate(model, inputs, rows[candidates])
     if features is None:
         features = probabilities[candidates]
-    chosen = candidates[measure.diverse(features, score[candidates], most)]
-    suggestions = [_shown(model, train, int(rows[i]), name, probabilities[i], score=float(score[i])) for i in chosen]
-    return Unlabeled(len(split.unlabeled), len(rows), 100 * float(right.mean()) if known.any() else None, suggestions)
+    suggestions = [
+        train.shown(
+            int(rows[i]),
+            model.classes[predicted[i]],
+            probabilities[i].max(),
+            picture=place < SHOWN,
+            score=float(score[i]),
+        )
+        for place, i in enumerate(candidates[measure.diverse(features, score[candidates], most)])
+    ]
+    said = np.bincount(predicted, minlength=len(model.classes))
+    share = 100 * float(right.mean()) if known.any() else None
+    return Unlabeled(len(split.unlabeled), len(rows), share, suggestions, said)
 
 
 def predict_rows(model: Classifier, inputs: np.ndarray, rows: Ints) -> Floats:

@@ -94,8 +94,12 @@ def calibration(probabilities: Floats, labels: Ints, bins: int = BINS) -> Calibr
 
     A prediction of confidence c lies in the bin with low < c <= high.
     """
-    confidence = probabilities.max(axis=1)
-    right = (probabilities.argmax(axis=1) == labels).astype(np.float64)
+    return reliability(probabilities.max(axis=1), probabilities.argmax(axis=1) == labels, bins)
+
+
+def reliability(confidence: Floats, is_right: npt.NDArray[np.bool_], bins: int = BINS) -> Calibration:
+    """The same, of the probability of each predicted class and whether that is right."""
+    right = is_right.astype(np.float64)
     which = np.digitize(confidence, np.arange(1, bins) / bins, right=True)
     found = []
     for b in range(bins):
@@ -103,14 +107,27 @@ def calibration(probabilities: Floats, labels: Ints, bins: int = BINS) -> Calibr
         if inside.any():
             means = float(confidence[inside].mean()), float(right[inside].mean())
             found.append(Bin(b / bins, (b + 1) / bins, int(inside.sum()), *means))
-    error = sum(b.images * abs(b.accuracy - b.confidence) for b in found) / len(labels)
+    error = sum(b.images * abs(b.accuracy - b.confidence) for b in found) / len(right)
     return Calibration(error, float(confidence.mean()), float(right.mean()), tuple(found))
 
 
-def confident_mistakes(probabilities: Floats, labels: Ints, most: int) -> Ints:
+def suspect_labels(labels: Ints, predicted: Ints, confidence: Floats, of_label: Floats) -> Ints:
+    """Row numbers of labels that may be wrong, most suspect first, from predictions by models that did not learn them.
+
+    A label is suspect if another class is at least as probable as that class is, on average, for rows that are labeled
+    with it: the confident joint of Northcutt et al. (2021), "Confident Learning". `confidence` is the probability of
+    the class predicted, `of_label` that of the label.
+    """
+    usual = {int(c): float(of_label[labels == c].mean()) for c in np.unique(labels)}
+    enough = np.array([usual.get(int(c), 1.0) for c in predicted])
+    suspect = np.flatnonzero((predicted != labels) & (confidence >= enough))
+    return suspect[np.argsort((of_label - confidence)[suspect], kind="stable")]
+
+
+def confident_mistakes(predicted: Ints, confidence: Floats, labels: Ints) -> Ints:
     """Row numbers of the wrong predictions, surest first."""
-    wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
-    return wrong[np.argsort(-probabilities[wrong].max(axis=1), kind="stable")][:most]
+    wrong = np.flatnonzero(predicted != labels)
+    return wrong[np.argsort(-confidence[wrong], kind="stable")]
 
 
 def uncertainty(probabilities: Floats) -> Floats:

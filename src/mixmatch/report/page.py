@@ -14,7 +14,7 @@ from PIL import Image
 
 from mixmatch.data.user.images import visible
 from mixmatch.report import measure, svg
-from mixmatch.report.gather import SHOWN, Evaluated, Report, Shown, Unlabeled
+from mixmatch.report.gather import SHOWN, THUMBNAIL, Evaluated, Report, Shown, Unlabeled
 from mixmatch.report.svg import Series
 from mixmatch.text import count, duration
 from mixmatch.training.evaluate import REPORTED
@@ -26,9 +26,6 @@ MOST_CLASSES = 12
 
 TABLE_ROWS = 20
 """Rows of the table of classes before the rest is folded away."""
-
-THUMBNAIL = 96
-"""Pixels; larger images are made smaller."""
 
 NOT_OF_THE_METHOD = ("step", "seconds", "test_error", "test_loss", "valid_error", "valid_loss")
 """What every evaluation records; its other metrics are the method's."""
@@ -54,14 +51,15 @@ def render(report: Report) -> str:
         _errors(report),
         *(part(report, evaluated) for part in (_confusion, _classes, _calibration) if evaluated),
         _training(report),
-        _mistakes(report, evaluated) if evaluated else "",
+        _mistakes(report, evaluated) if evaluated and not report.verdict.cross_validated else "",
+        _suspects(report, report.suspects) if report.suspects is not None else "",
         _suggestions(report, report.unlabeled),
         _settings(report),
     ]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<title>{escape(about)}</title>\n<meta name="description" content="{escape(report.verdict)}">\n'
+        f'<title>{escape(about)}</title>\n<meta name="description" content="{escape(report.verdict.how_good)}">\n'
         f"<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
         f"<h1>{escape(about)}</h1>\n{_verdict(report)}\n"
         f'<div class="grid">\n{"".join(s + chr(10) for s in sections if s)}</div>\n</main>\n</body>\n</html>\n'
@@ -71,54 +69,73 @@ def render(report: Report) -> str:
 # ------------------------------------------------------------------------------------------------------------ sections
 
 
+QUESTIONS = {
+    "how good": "How good is it?",
+    "trust": "Can that be trusted?",
+    "unlabeled": "Did the unlabeled data help?",
+}
+
+
 def _verdict(report: Report) -> str:
-    headline, colon, rest = _unbroken(report.verdict).partition(": ")
-    parts = [f"<p><strong>{escape(headline)}</strong>{colon}{escape(rest)}</p>"]
-    if report.evaluated is None:
-        note = (
-            f"Without test {report.noun}s there are no errors, confusions or calibration to show. What follows is what "
-            f"training saw, and which {report.noun}s to label next."
-        )
-        parts.append(f'<p class="soft">{escape(note)}</p>')
-    elif report.gain is not None:
-        parts.append(_gain(report, report.gain))
-    else:
-        note = report.basis.sentence
-        if report.uses_unlabeled:
-            note += f" Without a baseline beside this run, the gain from the unlabeled {report.noun}s is not known."
-        parts.append(f'<p class="soft">{escape(note)}</p>')
-    return f'<div class="verdict">{"".join(parts)}</div>'
+    """How good, can it be trusted, did the unlabeled data help, what next: each with its answer."""
+    verdict = report.verdict
+    answers = [
+        f"<h2>{QUESTIONS[name]}</h2>"
+        + (_numbers(report) if name == "how good" else f"<p>{escape(_unbroken(text))}</p>")
+        + (_gain(report.gain, report.noun) if name == "unlabeled" and report.gain is not None else "")
+        for name, text in verdict.parts
+    ]
+    steps = "".join(f"<li>{escape(_unbroken(step))}</li>" for step in verdict.next_steps)
+    return f'<div class="verdict">{"".join(answers)}<h2>What next?</h2><ol>{steps}</ol></div>'
 
 
-def _gain(report: Report, gain: Gain) -> str:
+def _numbers(report: Report) -> str:
+    """The error, large, beside those of guessing and of the labels alone."""
+    verdict = report.verdict
+    sentence = f"<p>{escape(_unbroken(verdict.measured))}</p>"
+    if verdict.error is None:
+        return sentence
+    how = "in cross-validation" if verdict.cross_validated else f"test error, {_method(report)}"
+    numbers = [(verdict.error, how, "model"), (verdict.guessing, "guessing", "quiet")]
+    if verdict.gain is not None:
+        numbers.append((verdict.gain.baseline, "labels alone", "baseline"))
+    cells = (
+        f'<b class="{style}">{_unbroken(verdict.percent(error))}</b> <span class="soft">{escape(name)}</span>'
+        for error, name, style in numbers
+    )
+    return f'<div class="numbers">{"".join(f"<div>{cell}</div>" for cell in cells)}</div>{sentence}'
+
+
+def _gain(gain: Gain, noun: str) -> str:
     label = f"difference {gain.points:+.1f} points, {gain.low:+.1f} to {gain.high:+.1f}"
     return (
-        '<div class="numbers">'
-        f'<div><b class="model">{gain.error:.1f} %</b><span class="soft">test error, {escape(_method(report))}</span>'
-        f'</div><div><b class="baseline">{gain.baseline:.1f} %</b><span class="soft">labels alone</span></div>'
         f'<div class="interval">{svg.interval(gain.low, gain.high, gain.points, label)}'
-        f'<span class="soft">error saved by the unlabeled {report.noun}s, with its 95&nbsp;% interval</span></div>'
-        "</div>"
+        f'<span class="soft">error saved by the unlabeled {noun}s, with its 95&nbsp;% interval</span></div>'
     )
 
 
 def _errors(report: Report) -> str:
+    """The curve ends at the verdict's number: training may have evaluated in another precision."""
     series = []
-    ours = _short(_method(report))
+    ours, verdict = _short(_method(report)), report.verdict
+    ends = {"model": verdict.error, "baseline": None if verdict.gain is None else verdict.gain.baseline}
     for metrics, name, style in ((report.baseline, "labels alone", "baseline"), (report.metrics, ours, "model")):
         if points := _points(metrics, "test_error"):
-            series.append(Series(name, points, style, f"{points[-1][1]:.1f} %"))
+            end = ends[style]
+            if end is not None:
+                points[-1] = (points[-1][0], end)
+            series.append(Series(name, points, style, verdict.percent(points[-1][1])))
     if not series:
         return ""
-    record = report.record
-    ends = ", ".join(f"{s.name} ends at {s.value}" for s in series)
-    if record["median_of"] == REPORTED:
-        of = f"the last {REPORTED} evaluations, the number the paper reports,"
-    else:
+    record, note = report.record, ""
+    if not report.user_data and record["median_of"] > 1:
         of = f"all {record['median_of']} evaluations"
-    median = f"The median of {of} is {record['error']:.2f} %." if record["median_of"] > 1 else ""
-    chart = svg.line_chart(series, f"Test error over steps: {ends}", height=270, unit="%")
-    return _section("Test error over steps", f"<figure>{chart}</figure>", note=median)
+        if record["median_of"] == REPORTED:
+            of = f"the last {REPORTED} evaluations, the number the paper reports,"
+        note = f"The median of {of} is {record['error']:.2f} %."
+    label = f"Test error over steps: {', '.join(f'{s.name} ends at {s.value}' for s in series)}"
+    chart = svg.line_chart(series, label, height=270, unit="%")
+    return _section("Test error over steps", f"<figure>{chart}</figure>", note=note)
 
 
 def _confusion(report: Report, evaluated: Evaluated) -> str:
@@ -172,8 +189,9 @@ def _classes(report: Report, evaluated: Evaluated) -> str:
     if len(rows) > TABLE_ROWS:
         others = f"<summary>the other {len(rows) - TABLE_ROWS} classes</summary>"
         body += f"<details>{others}{_table('scores', rows[TABLE_ROWS:], head)}</details>"
+    kind = "labeled" if report.verdict.cross_validated else "test"
     note = (
-        f"In percent of the test {report.noun}s, worst first. Precision: of the {report.noun}s predicted as a class, "
+        f"In percent of the {kind} {report.noun}s, worst first. Precision: of the {report.noun}s predicted as a class, "
         f"how many belong to it. Recall: of the {report.noun}s of a class, how many are found."
     )
     return _section("Class by class", body, note=note)
@@ -218,7 +236,7 @@ def _training(report: Report) -> str:
     if "confidence" in names:
         title = f"The guesses for unlabeled {report.noun}s, and the losses"
         notes.append("Confidence is the mean of the largest probability of each guess; 1 is sure, not always right.")
-    if not report.uses_unlabeled:
+    if not report.verdict.uses_unlabeled:
         notes.append(f"The method {_method(report)} learns from the labels alone.")
     if report.unlabeled.right is not None:
         notes.append(
@@ -238,6 +256,27 @@ def _mistakes(report: Report, evaluated: Evaluated) -> str:
         for s in shown
     )
     return _section(title, _thumbnails(report, shown, texts), note=note, wide=True)
+
+
+def _suspects(report: Report, suspects: list[Shown]) -> str:
+    title = "Labels that may be wrong"
+    if not suspects:
+        none = f"None stands out: no labeled {report.noun} looks more like another class than that class's own do."
+        return _section(title, "", note=none, wide=True)
+    shown = suspects[:SHOWN]
+    note = (
+        f"Labeled {report.noun}s that a model trained without them takes for another class, as surely as it knows that "
+        f"class's own. {_first(len(shown), len(suspects))}Most suspect first: look at them, and correct what is wrong."
+    )
+    texts = (
+        f"label <b>{escape(s.true or '')}</b><br>looks like <b>{escape(s.predicted)}</b> {_sure(s.probability)}"
+        for s in shown
+    )
+    return _section(title, _thumbnails(report, shown, texts), note=note, wide=True)
+
+
+def _first(shown: int, of: int) -> str:
+    return f"These are the first {shown:,} of {of:,}. " if shown < of else ""
 
 
 def _suggestions(report: Report, unlabeled: Unlabeled) -> str:

@@ -38,29 +38,32 @@ class Gain(NamedTuple):
     def sentence(self) -> str:
         """What the unlabeled data changed, in plain words."""
         rows = f"{self.noun}s"
-        numbers = (
-            f"{self.baseline:.1f} % test error with the labels alone, {self.error:.1f} % with unlabeled {rows} too, "
-            f"a difference of {self.points:+.1f} points (95 % interval {self.low:+.1f} to {self.high:+.1f}, "
-            f"{self.images:,} test {rows})"
-        )
+        interval = f"95 % interval {self.low:+.1f} to {self.high:+.1f}"
         if self.low > 0:
-            return f"The unlabeled {rows} helped: {numbers}."
+            return f"The unlabeled {rows} helped: {self.points:.1f} points less error ({interval})."
         if self.high < 0:
-            return f"The unlabeled {rows} hurt: {numbers}."
-        return f"No clear difference: the unlabeled {rows} may or may not have helped; {numbers}."
+            return f"The unlabeled {rows} hurt: {-self.points:.1f} points more error ({interval})."
+        more = "less" if self.points >= 0 else "more"
+        return (
+            f"No clear difference with unlabeled {rows}: {abs(self.points):.1f} points {more} error, "
+            f"but the {interval} includes 0."
+        )
 
 
 def measure_gain(model: Classifier, baseline: Classifier, test: Rows) -> Gain:
-    """Compare two classifiers on the same test rows by a paired bootstrap."""
-    wrong = _wrong(model, test)
-    wrong_baseline = _wrong(baseline, test)
+    """Compare two classifiers on the same test rows."""
+    return compare_errors(_wrong(model, test), _wrong(baseline, test), test.noun)
+
+
+def compare_errors(wrong: npt.NDArray[np.bool_], wrong_baseline: npt.NDArray[np.bool_], noun: str = "image") -> Gain:
+    """The gain by a paired bootstrap: which rows the model predicts wrong, and which the baseline."""
     difference = 100 * (wrong_baseline.astype(np.float64) - wrong)
-    draws, rows = generator(0, "bootstrap", 0), len(test)
+    draws, rows = generator(0, "bootstrap", 0), len(wrong)
     # One sample at a time: all of them at once would take gigabytes.
     means = [difference[draws.integers(0, rows, rows)].mean() for _ in range(RESAMPLES)]
     low, high = np.percentile(means, [2.5, 97.5])
     errors = 100 * float(wrong.mean()), 100 * float(wrong_baseline.mean())
-    return Gain(*errors, float(low), float(high), rows, test.noun)
+    return Gain(*errors, float(low), float(high), rows, noun)
 
 
 def _wrong(model: Classifier, test: Rows) -> npt.NDArray[np.bool_]:

@@ -18,11 +18,15 @@ from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record, RunFolder
 from mixmatch.training.stop import Interrupted, Stop
 from mixmatch.training.trainer import CHUNK, NotFinite, Trainer
+from mixmatch.training.watch import Watch
 
 T = TypeVar("T")
 
 CHECKPOINT_SECONDS = 60.0
 """How much work may be lost to a crash, if nothing else is asked for."""
+
+PAUSE_SECONDS = 1.0
+"""How long the progress bar and a save that is due wait for steps on a CPU. A GPU takes a whole chunk in less."""
 
 
 def evaluation_due(step: int, total: int, every: int, evaluated_at: int) -> bool:
@@ -37,9 +41,18 @@ def save_due(step: int, total: int, every: int | None, saved_at: int, seconds: f
     return step == total or (seconds >= CHECKPOINT_SECONDS if every is None else step % every == 0)
 
 
-def next_pause(step: int, total: int, *every: int | None) -> int:
-    """The step up to which there is nothing to do but steps."""
-    return min(total, step + CHUNK, *(n * (step // n + 1) for n in every if n is not None))
+def next_pause(step: int, total: int, most: int, *every: int | None) -> int:
+    """The step up to which there is nothing to do but steps, at `most` so many."""
+    return min(total, step + most, *(n * (step // n + 1) for n in every if n is not None))
+
+
+def steps_until_pause(steps: int, seconds: float) -> int:
+    """How many steps to take until the next pause, if the last ones took so long.
+
+    >>> [steps_until_pause(*last) for last in ((1, 0.9), (32, 28.0), (4, 0.5), (32, 0.1))]
+    [1, 1, 8, 32]
+    """
+    return max(1, min(CHUNK, int(PAUSE_SECONDS * steps / max(seconds, 1e-9))))
 
 
 class Loop:
@@ -53,17 +66,22 @@ class Loop:
         stop: Stop,
         resume: Checkpoint | None = None,
         checkpoint_every: int | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.trainer, self.run, self.reporter, self.stop = trainer, run, reporter, stop
-        self.settings, self.every = trainer.settings, checkpoint_every
+        self.settings, self.every, self.watch = trainer.settings, checkpoint_every, watch
         self._earlier, self._records = 0.0, 0
         if resume is not None:
             trainer.restore(resume)
             self._earlier, self._records = resume.state["seconds"], resume.state["evaluations"]
         run.cut_metrics(self._records)
         self._evaluated_at = run.metrics()[-1]["step"] if self._records else -1
+        if watch is not None:
+            for record in run.metrics():
+                watch.look(record)
         self._saved_at = trainer.step if resume is not None else -1
         self._began = self._saved_time = time.monotonic()
+        self._most = 1 if trainer.device.type == "cpu" else CHUNK
         self._readings = Readings()
 
     @property
@@ -107,10 +125,13 @@ class Loop:
             self.reporter.close()
 
     def _advance(self) -> None:
-        trainer = self.trainer
-        trainer.advance(next_pause(trainer.step, self.settings.steps, self.settings.eval_every, self.every), self.stop)
+        trainer, first, began = self.trainer, self.trainer.step, time.monotonic()
+        trainer.advance(
+            next_pause(first, self.settings.steps, self._most, self.settings.eval_every, self.every), self.stop
+        )
         if trainer.device.type == "cpu":  # elsewhere the host would have to wait
             trainer.check_finite()
+            self._most = steps_until_pause(trainer.step - first, time.monotonic() - began)
         self.reporter.steps(trainer.step, self._readings.update(trainer))
         self.stop.check()
 
@@ -118,17 +139,22 @@ class Loop:
         trainer = self.trainer
         trainer.check_finite()
         test, valid = trainer.evaluate(between=self.stop.check)
+        guesses = trainer.guesses() if self.watch is not None else None
         record: Record = {
             "step": trainer.step,
             **({"test_error": test.error, "test_loss": test.loss} if test else {}),
             **({"valid_error": valid.error, "valid_loss": valid.loss} if valid else {}),
             **trainer.metrics(),
+            **({"guess_share": float(guesses.max() / guesses.sum())} if guesses is not None else {}),
             "seconds": round(self.seconds, 3),
         }
         self.run.append_metrics(record)
         self._records, self._evaluated_at = self._records + 1, trainer.step
         trainer.clear_metrics()
         self.reporter.evaluated(record)
+        if self.watch is not None and guesses is not None:
+            for text in self.watch.look(record, trainer.source.classes[guesses.argmax()]):
+                self.reporter.note(text)
 
     def _save(self) -> None:
         trainer = self.trainer

@@ -149,10 +149,30 @@ class Model(Forward):
         self.ema_decay = ema_decay
 
     @torch.no_grad()
-    def update_ema(self) -> None:
-        """Move the average one step towards the live weights: ema = decay * ema + (1 - decay) * live."""
-        live = dict(self.network.named_parameters())
-        torch._foreach_lerp_(list(self.ema.values()), [live[name] for name in self.ema], 1 - self.ema_decay)
+    def update_ema(self, share: Tensor | None = None) -> None:
+        """Move the average one step towards the live weights: ema = decay * ema + (1 - decay) * live.
+
+        `share` stands in for 1 - decay where that changes from step to step: a scalar on the device, so that a CUDA
+        graph can read it.
+        """
+        named: Mapping[str, Tensor] = dict(self.network.named_parameters())
+        ema, live = list(self.ema.values()), [named[name] for name in self.ema]
+        if share is None:
+            torch._foreach_lerp_(ema, live, 1 - self.ema_decay)
+        else:  # a lerp by a tensor waits for the device
+            way = torch._foreach_sub(live, ema)
+            torch._foreach_mul_(way, share)
+            torch._foreach_add_(ema, way)
+
+
+def warm_decay(decay: float, step: int) -> float:
+    """The decay of the average after `step` earlier updates, warmed up: it never spans more than about a tenth of the
+    steps so far, so that the initial weights are soon forgotten.
+
+    >>> [round(warm_decay(0.99, step), 3) for step in (0, 10, 90, 10000)]
+    [0.1, 0.55, 0.91, 0.99]
+    """
+    return min(decay, (1 + step) / (10 + step))
 
 
 @contextmanager

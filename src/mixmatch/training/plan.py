@@ -20,6 +20,7 @@ from mixmatch.methods.base import Method
 from mixmatch.presets import Kind
 from mixmatch.settings import Settings
 from mixmatch.training import session
+from mixmatch.training.choose import choose_features
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import RunFolder
 from mixmatch.training.session import Job, Work
@@ -48,9 +49,14 @@ def plan(
     _check_reading(data, reading)
     reading = {name: list(v) if isinstance(v, tuple) else v for name, v in Reading.of(reading).given.items()}
     method, network = given.get("method"), given.get("network")
+    resumed = bool(options.get("resume")) and out is not None and RunFolder(Path(out)).exists()
+    choice = None
+    if not resumed and _kind(data) == "images" and not {"features", "network", "weights"} & given.keys():
+        choice = choose_features(options.get("device", "auto"))
+        given["features"] = choice.features
     if isinstance(network, nn.Module):
         given["network"] = f"{session.CUSTOM}{type(network).__name__}"
-    if method is None and options.get("resume") and out is not None and RunFolder(Path(out)).exists():
+    if method is None and resumed and out is not None:
         given_method = RunFolder(Path(out)).config()["settings"].get("method")
         settings = settings_.resolve(name, {**given, "method": given_method}, _kind(data))
     else:
@@ -66,6 +72,7 @@ def plan(
         network=network if isinstance(network, nn.Module) else None,
         method=method if isinstance(method, Method) else None,
         reporter=reporter,
+        note=choice.why if choice is not None else "",
     )
 
 
@@ -87,7 +94,7 @@ def _open_source(source: Source, split: Split | None, settings: Settings) -> Dat
         split = replace(split, unlabeled=np.concatenate([split.labeled, split.unlabeled]))
     if split is None:
         split = make_split(source, settings.labels, settings.seed, settings.valid, settings.unlabeled)
-    return Data(source, split, Basis(f"its {len(split.test):,} test {source.noun}s"))
+    return session.embedded(Data(source, split, Basis(f"its {len(split.test):,} test {source.noun}s")), settings)
 
 
 def _check_reading(data: str | Source, reading: Mapping[str, Any]) -> None:

@@ -19,14 +19,18 @@ from mixmatch import networks
 from mixmatch import settings as settings_
 from mixmatch.classifier import Classifier
 from mixmatch.data import is_path
+from mixmatch.data.cache import cache_folder
+from mixmatch.data.embedding import Callback, embed
 from mixmatch.data.opened import Basis, Data, to_data
 from mixmatch.data.pate import open_shard, open_student
+from mixmatch.data.published.files import data_folder
 from mixmatch.data.source import Source, labels_sha256
 from mixmatch.data.split import make_split
 from mixmatch.data.user.rows import UserData
 from mixmatch.draws import torch_seed
 from mixmatch.errors import MixMatchError
 from mixmatch.methods.base import Method
+from mixmatch.networks.frozen import ON
 from mixmatch.networks.heads import WithHeads
 from mixmatch.presets import Kind
 from mixmatch.settings import Settings
@@ -45,6 +49,7 @@ from mixmatch.training.record import make_record
 from mixmatch.training.run import Record, RunFolder
 from mixmatch.training.stop import Stop
 from mixmatch.training.trainer import Trainer
+from mixmatch.training.watch import Watch
 
 CUSTOM = "custom:"
 """What the name of a network from outside the package begins with: its class's name follows."""
@@ -94,13 +99,15 @@ class Work:
     network: nn.Module | None = None
     method: Method | None = None
     reporter: progress.Reporter | None = None
+    note: str = ""
+    """What to say when the run begins."""
 
     def open(self, settings: Settings) -> Data:
         if isinstance(self.data, Data):
             return self.data
         if self.data is not None:
             return self.data(settings)
-        return open_data(settings, self.job.data_dir, strict=self.job.strict)
+        return open_data(settings, self.job.data_dir, strict=self.job.strict, device=self.job.device)
 
 
 # ---------------------------------------------------------------- data
@@ -113,44 +120,86 @@ def kind_of(data: str) -> Kind | None:
     return "features" if data_.holds_features(Path(data)) else "images"
 
 
-def open_data(settings: Settings, data_dir: str | Path | None = None, *, strict: bool = False) -> Data:
+def open_data(
+    settings: Settings, data_dir: str | Path | None = None, *, strict: bool = False, device: str = "auto"
+) -> Data:
     """Read the data that the settings name, or the part of it that is a teacher's or a student's, and split it."""
     for part, opener in (("shard", open_shard), ("student", open_student)):
         if part in settings.data_options:
             return opener(settings, data_dir, strict=strict)
     if not is_path(settings.data):
+        if settings.hold_out != "all-classes":
+            raise MixMatchError(f"hold_out= is for your own data, not for '{settings.data}': leave it out")
         source = data_.load(settings.data, data_dir, strict=strict)
         split = make_split(source, settings.labels, settings.seed, settings.valid, settings.unlabeled)
-        return Data(source, split, Basis(f"its {len(split.test):,} test images"))
-    return user_data(data_.read_user_data(Path(settings.data), data_.Reading.of(settings.data_options)), settings)
+        data = Data(source, split, Basis(f"its {len(split.test):,} test images"))
+        return embedded(data, settings, device, cache_folder(data_folder(data_dir)))
+    read = data_.read_user_data(Path(settings.data), data_.Reading.of(settings.data_options))
+    return user_data(read, settings, device)
 
 
-def user_data(read: UserData, settings: Settings) -> Data:
-    """User data that was read, split as the settings say."""
+def embedded(
+    data: Data, settings: Settings, device: str = "auto", cache: Path | None = None, progress: Callback | None = None
+) -> Data:
+    """The data with frozen features in place of images, if the settings ask for them."""
+    if settings.features == "none":
+        return data
+    where = pick_device(device)
+    source = embed(
+        data.source, settings.features, settings.weights, views=settings.views, flip=settings.flip, device=where,
+        cache=cache, progress=progress,
+    )  # fmt: skip
+    return replace(data, source=source)
+
+
+def user_data(read: UserData, settings: Settings, device: str = "auto", progress: Callback | None = None) -> Data:
+    """User data that was read, split as the settings say, embedded if they say so."""
     if settings.labels != "all" or settings.valid:
         raise MixMatchError(
             "labels= and valid= do not apply to your own data, whose labels are all used: leave them out"
         )
-    data = to_data(read, settings.seed)
+    place = Path(settings.data)
+    cache = cache_folder(place if place.is_dir() else place.parent) if settings.features != "none" else None
+    data = embedded(to_data(read, settings.seed, settings.hold_out), settings, device, cache, progress)
     if settings.unlabeled == "rest":
         return data
     everything = np.concatenate([data.split.labeled, data.split.unlabeled])
     return replace(data, split=replace(data.split, unlabeled=everything))
 
 
-def open_run(run: RunFolder, opener: Callable[[Settings], Data]) -> Data:
-    """The data of a run that was trained. Data that has changed since is refused: it would be split anew, and the run
-    evaluated on what it has learned from."""
+def open_run(run: RunFolder, opener: Callable[[Settings], Data], data: str | Path | None = None) -> Data:
+    """The data of a run that was trained, at another place if `data` is given. Data that has changed since is refused:
+    it would be split anew, and the run evaluated on what it has learned from."""
     config = run.config()
     settings = settings_.from_dict(config["settings"])
+    if data is not None and settings.data.removesuffix("-test") in data_.SOURCES:
+        raise MixMatchError(f"data= is for a run on your own data, but {run.path} is of '{settings.data}'")
+    settings = located(settings, config.get("folder"), data)
     if settings.data.removesuffix("-test") not in data_.SOURCES and not Path(settings.data).exists():
         raise MixMatchError(
-            f"the data of {run.path} is not at {settings.data}: do this where it was trained (in Python, if it was "
-            "trained on a Source)"
+            f"the data of {run.path} is not at {settings.data}: say where it is with data= (if it was a Source, only "
+            "Python can open it)"
         )
-    data = opener(settings)
-    _refuse_changed(run, config, data)
-    return data
+    opened = opener(settings)
+    _refuse_changed(run, config, opened)
+    return opened
+
+
+def located(settings: Settings, folder: str | None, moved: str | Path | None = None) -> Settings:
+    """The settings of a run with its files where they are now: as they are named, or in the `folder` where the run
+    began. Data that has `moved` takes with it what lies inside."""
+    began = Path(folder or "")
+
+    def place(path: str) -> str:
+        if moved is not None and (began / path).is_relative_to(began / settings.data):
+            return str(Path(moved) / (began / path).relative_to(began / settings.data))
+        return path if Path(path).exists() or not (began / path).exists() else str(began / path)
+
+    options, labels_file = settings.data_options, settings.data_options.get("labels_file")
+    if labels_file is not None:
+        options = {**options, "labels_file": place(labels_file)}
+    is_published = settings.data.removesuffix("-test") in data_.SOURCES
+    return replace(settings, data=settings.data if is_published else place(settings.data), data_options=options)
 
 
 def _refuse_changed(run: RunFolder, config: Record, data: Data) -> None:
@@ -169,7 +218,7 @@ def completed(
 ) -> Settings:
     """The settings with what follows from the data and the device, where it was not given. `kind` is that of user
     data."""
-    if kind == "images" and not given("pad"):
+    if kind == "images" and source.train.is_images and not given("pad"):
         settings = replace(settings, pad=min(source.image_shape[:2]) // 8)  # as the paper's 4 of 32
     if not given("precision"):
         settings = replace(settings, precision=default_precision(settings, device, source.input_shape))
@@ -192,9 +241,12 @@ def prepare(
     source = data.source
     torch.manual_seed(torch_seed(settings.seed, "init"))
     if network is None:
-        network = networks.build(settings.network, len(source.classes), source.input_shape, settings.weights or None)
+        weights = settings.weights if source.embedding is None else ""  # those of the frozen network
+        network = networks.build(settings.network, len(source.classes), source.input_shape, weights or None)
     else:
         _check_network(network, len(source.classes), source.input_shape)
+    if source.embedding is not None:
+        network = source.embedding.under(network)
     alone = side_by_side and graph and has_own_randomness(network)
     trainer = Trainer(
         settings,
@@ -212,6 +264,15 @@ def prepare(
     return trainer
 
 
+def watch_for(trainer: Trainer) -> Watch | None:
+    """A watch on the guesses of a run that makes any. Published data sets have none: their settings are known not to
+    collapse, and evaluations cost what they did."""
+    settings, source = trainer.settings, trainer.source
+    if not trainer.objective.method.views or settings.data.removesuffix("-test") in data_.SOURCES:
+        return None
+    return Watch(settings, source.classes, source.train.labels[trainer.split.labeled], source.noun)
+
+
 def averaged(trainer: Trainer) -> Classifier:
     """The classifier that a trainer has made: its network gets the averaged weights."""
     trainer.wait()
@@ -219,7 +280,10 @@ def averaged(trainer: Trainer) -> Classifier:
     network.load_state_dict({**network.state_dict(), **trainer.model.ema})
     if isinstance(network, WithHeads):  # further heads are of use in training alone
         network = network.network
-    return Classifier(network, trainer.settings.network, source.classes, source.input_shape, source.encoding)
+    name, shape = trainer.settings.network, source.input_shape
+    if source.embedding is not None:
+        name, shape = f"{source.embedding.name}{ON}{name}", source.embedding.input_shape
+    return Classifier(network, name, source.classes, shape, source.encoding)
 
 
 @torch.no_grad()
@@ -257,10 +321,11 @@ def running(work: Work, stop: Stop, side_by_side: bool = False) -> Generator[Non
                 _refuse_changed(run, run.config(), work.data)
             return finished
     _check_folder(job, run, settings, work)
-    data = work.open(settings)
+    config = run.config() if began else {}
+    moved = job.settings.data if began and is_path(job.settings.data) else None
+    data = work.open(located(settings, config.get("folder"), moved))
     if not began:
         settings = completed(settings, job.chosen, data.source, device, _user_kind(work, data))
-    config = run.config() if began else {}
     compile = job.compile if job.compile is not None else config.get("compile")
     speed = default_speed(settings.steps, device, compile)
     # On a CPU bits depend on the number of threads, so a run keeps it. What drives a GPU does not matter.
@@ -274,13 +339,17 @@ def running(work: Work, stop: Stop, side_by_side: bool = False) -> Generator[Non
             settings, data, device, network=work.network, method=work.method, side_by_side=side_by_side,
             compile=speed.compile, graph=speed.graph, threads=count,
         )  # fmt: skip
+        if work.note and not began:
+            trainer.queue_note(work.note)
         held.enter_context(run.lock())  # makes the folder, so everything that may be refused is refused above
         if run.exists() and (not began or (finished is None and run.result() is not None)):
             raise MixMatchError(f"another process has worked in {run.path} meanwhile: look at it, then start again")
         about = {"settings": settings.to_dict(), **_described(data), "compile": compile, "threads": count}
+        if data.user is not None:
+            about["folder"] = str(Path.cwd())  # where relative paths begin
         saved = _begin_or_resume(run, about, job.checkpoint)
         shown = progress.Several(reporter, progress.TensorBoard(run.path))
-        seconds = yield from Loop(trainer, run, shown, stop, saved, job.checkpoint_every).turns()
+        seconds = yield from Loop(trainer, run, shown, stop, saved, job.checkpoint_every, watch_for(trainer)).turns()
         averaged(trainer).save(run.model)
         record = make_record(
             settings, data.split, run.metrics(), seconds, device, trainer.engine, trainer.machines, threads=count
@@ -320,10 +389,12 @@ def _resumed(job: Job, run: RunFolder, method: Method | None) -> Settings:
     values = {name: value for name, value in settings_.flat(wanted).items() if job.chosen(name)}
     known = {**settings_.of_run(), **before.method_settings}
     now = settings_.updated(before, {name: value for name, value in values.items() if name in known})
-    same_place = is_path(wanted.data) and Path(wanted.data).resolve() == Path(before.data).resolve()
+    places = {Path(before.data).resolve(), Path(run.config().get("folder", ""), before.data).resolve()}
+    same_place = is_path(wanted.data) and Path(wanted.data).resolve() in places
+    moved = is_path(wanted.data) and before.data not in data_.SOURCES and not any(map(Path.exists, places))
     now = replace(
         now,
-        data=before.data if same_place else wanted.data,
+        data=before.data if same_place or moved else wanted.data,
         data_options={**before.data_options, **wanted.data_options},
     )
     different = settings_.differences(before, now)
@@ -377,6 +448,8 @@ def _described(data: Data) -> Record:
         "split": {"hash": split.hash, **split.counts(), "labeled_rows": split.labeled.tolist()},
         "labels_sha256": labels_sha256(source),
     }
+    if source.embedding is not None:
+        about["image_shape"] = list(source.embedding.input_shape)
     return about if source.encoding is None else {**about, "encoding": source.encoding.to_dict()}
 
 

@@ -8,15 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixmatch.augment import strong_augmentation, weak_augmentation
-from mixmatch.data.pool import Pool
+from mixmatch.data.pool import Pool, on_device
 from mixmatch.data.source import Source
 from mixmatch.data.split import Split
-from mixmatch.draws import Draws, Sampler, generator, torch_seed
+from mixmatch.draws import BalancedSampler, Draws, Sampler, generator, torch_seed
 from mixmatch.errors import MixMatchError
 from mixmatch.methods.base import DataInfo, Method, Step, Tensors
 from mixmatch.networks import cuda
@@ -26,12 +27,13 @@ from mixmatch.training.checkpoint import Checkpoint
 from mixmatch.training.compile import Loss, compiled, compiled_account, reason
 from mixmatch.training.cuda_graph import GraphedStep
 from mixmatch.training.device import threads
-from mixmatch.training.evaluate import LEAST_VALID, Evaluation, HeldOut, evaluate
-from mixmatch.training.model import Model, full_fp32
+from mixmatch.training.evaluate import LEAST_VALID, Evaluation, HeldOut, evaluate, predict_logits
+from mixmatch.training.model import Model, full_fp32, warm_decay
 from mixmatch.training.optimizer import build_optimizer, learning_rate, load_optimizer_state, optimizer_state
 from mixmatch.training.record import on_machines
 from mixmatch.training.step import Objective, account
 from mixmatch.training.streams import stream_for
+from mixmatch.training.watch import SAMPLE
 
 CHUNK = 32
 """Steps whose draws are made and copied to the device at once. It does not affect results."""
@@ -69,7 +71,11 @@ class Trainer:
         method = settings.build_method() if method is None else method
         self._check(method, network)
         shape = source.input_shape
-        weak = weak_augmentation(shape, pad=settings.pad, flip=settings.flip, noise=settings.noise, mask=settings.mask)
+        inputs = source.train.inputs if source.train.views is None else source.train.views
+        weak = weak_augmentation(
+            shape, pad=settings.pad, flip=settings.flip, noise=settings.noise, mask=settings.mask,
+            choices=inputs.shape[1] if source.train.views is not None else 0,
+        )  # fmt: skip
         self.objective = Objective(method, weak, strong_augmentation(weak, shape), len(source.classes), settings.steps)
         if method.heads:
             network = WithHeads(network, method.heads)
@@ -82,10 +88,14 @@ class Trainer:
         self.model = Model(network, settings.ema_decay, settings.precision, kernels)
         self.rate = torch.tensor(settings.learning_rate, device=device)
         self.optimizer = build_optimizer(network, settings, self.rate if graphed else None)
-        self.pool = Pool(source.train.inputs, device)
+        self.pool = Pool(inputs, device)
         self.labels = torch.from_numpy(np.array(source.train.labels, np.int64)).to(device)
         seed, size = settings.seed, settings.batch_size
-        self._labeled = Sampler(len(split.labeled), size, seed, "labeled")
+        self._labeled = (
+            BalancedSampler(source.train.labels[split.labeled], size, seed, "labeled")
+            if settings.label_sampling == "balanced"
+            else Sampler(len(split.labeled), size, seed, "labeled")
+        )
         self._unlabeled = Sampler(max(len(split.unlabeled), 1), method.ratio * size, seed, "unlabeled")
         self.state = {name: value.detach().clone() for name, value in method.state(self._data_info()).items()}
         """The method's state: it goes into every step, and what comes out is copied back in place."""
@@ -94,6 +104,7 @@ class Trainer:
         self._test = HeldOut.of(source.test.inputs, source.test.labels, split.test, device)
         valid = split.valid if len(split.valid) >= LEAST_VALID else split.valid[:0]
         self._valid = HeldOut.of(source.train.inputs, source.train.labels, valid, device)
+        self._sample: npt.NDArray[Any] | Tensor | None = None
         self._metrics: list[str] = []
         self._sums = torch.zeros(0, device=device)
         self._summed = 0
@@ -189,13 +200,13 @@ class Trainer:
                 self.note(f"the step cannot be compiled ({reason(error)}): training continues without, slower")
         return self.objective.loss(self.model, labels, x, u, draws, self.state)
 
-    def take_step(self, x: Tensor, u: Tensor | None, draws: Tensors) -> None:
+    def take_step(self, x: Tensor, u: Tensor | None, draws: Tensors, ema_share: Tensor | None = None) -> None:
         """Loss, gradient, optimizer, moving average, the method's state; sums of the metrics stay on the device."""
         self.optimizer.zero_grad(set_to_none=True)
         loss, metrics, state = self.loss(x, u, draws)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
-        self.model.update_ema()
+        self.model.update_ema(ema_share)
         if not self._metrics:
             self._check_state(state)
             self._metrics = list(metrics)
@@ -223,11 +234,11 @@ class Trainer:
         draws = dict(tensors)
         if self._graph is not None:
             self.rate.copy_(draws.pop("rate"))
-        x, u = draws.pop("x", None), draws.pop("u", None)
+        x, u, ema_share = (draws.pop(name, None) for name in ("x", "u", "ema_share"))
         if x is None:
             x = self.pool.fetch(draws["labeled"])
             u = self.pool.fetch(draws["unlabeled"]) if "unlabeled" in draws else None
-        self.take_step(x, u, draws)
+        self.take_step(x, u, draws, ema_share)
 
     # ---------------------------------------------------------------- many steps
 
@@ -258,11 +269,15 @@ class Trainer:
                     self._note_setup(began)
 
     def _chunk(self, first: int, count: int) -> dict[str, Tensor]:
-        """The draws of `count` steps, stacked, in host memory; for a graph, their learning rates too."""
+        """The draws of `count` steps, stacked, in host memory, and what else changes from step to step: the share of
+        the live weights in their average while it warms up and, for a graph, the learning rate."""
         steps = [self.draw(step) for step in range(first, first + count)]
         chunk = {name: torch.from_numpy(np.stack([draws[name] for draws in steps])) for name in steps[0]}
         if self._graph is not None:
             chunk["rate"] = torch.tensor([self._rate(first + i) for i in range(count)], dtype=torch.float32)
+        if self.settings.ema_warmup:
+            shares = [1 - warm_decay(self.settings.ema_decay, first + i) for i in range(count)]
+            chunk["ema_share"] = torch.tensor(shares, dtype=torch.float32)
         return chunk
 
     def _to_device(self, chunk: Tensors) -> dict[str, Tensor]:
@@ -358,6 +373,17 @@ class Trainer:
             test = None if self._test is None else evaluate(self.model, self._test, between)
             valid = None if self._valid is None else evaluate(self.model, self._valid)
         return test, valid
+
+    def guesses(self) -> npt.NDArray[np.int64]:
+        """How many of a fixed sample of the unlabeled rows the averaged model takes for each class (L,)."""
+        if self._sample is None:
+            unlabeled, rng = self.split.unlabeled, generator(self.settings.seed, "watch", 0)
+            rows = np.sort(unlabeled[rng.permutation(len(unlabeled))[:SAMPLE]])
+            self._sample = on_device(np.array(self.source.train.inputs[rows]), self.device)
+        with threads(self._threads), self.in_stream(), full_fp32():
+            pieces = predict_logits(lambda x: self.model(x, weights="ema", stats="running"), self._sample, self.device)
+            classes = torch.cat([logits.argmax(dim=-1) for logits in pieces]).cpu()
+        return np.bincount(classes.numpy(), minlength=len(self.source.classes))
 
     # ---------------------------------------------------------------- saving
 

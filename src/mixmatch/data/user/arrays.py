@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mixmatch.data.user.encoding import Encoding, fit_numbers, missing_values, refuse_infinite
-from mixmatch.data.user.rows import Finding, Part, UserData, class_order, number_labels
+from mixmatch.data.user.rows import Finding, Part, UserData, class_order, match_labels, number_labels
 from mixmatch.errors import MixMatchError
 from mixmatch.text import count, listed
 
@@ -55,13 +55,7 @@ def read_arrays(path: str | os.PathLike[str], *, labels_file: str | os.PathLike[
         labels_file: `y` (N,): whole numbers or names; -1, NaN, '' mean unlabeled.
     """
     path = Path(path).expanduser()
-    arrays = _load(path)
-    if labels_file is not None:
-        labels = _load(Path(labels_file).expanduser())
-        arrays |= {"y": next((labels[key] for key in (*Y_KEYS, "x") if key in labels), np.empty(0))}
-    named = _pick(arrays, CLASSES_KEYS)
-    classes = None if named is None else [str(name) for name in _text(named.ravel())]
-    blocks = list(_blocks(arrays, path, classes))
+    blocks, classes = _read(path, labels_file)
     shapes = {block.x.shape[1:] for block in blocks}
     if len(shapes) > 1:
         shapes_text = ", ".join(f"{block.key} {block.x.shape}" for block in blocks)
@@ -94,6 +88,48 @@ def read_arrays(path: str | os.PathLike[str], *, labels_file: str | os.PathLike[
         findings=(*findings, *numbered.findings),
         encoding=encoding,
     )
+
+
+def read_labeled_arrays(
+    path: Path,
+    classes: Sequence[str],
+    encoding: Encoding | None,
+    *,
+    labels_file: str | os.PathLike[str] | None = None,
+) -> UserData:
+    """The labeled rows of a .npz or .npy file as a model of these classes takes them: `x_test` if there is one, else
+    `x`. Numbers in `y` are names of classes, unless the file has `classes`."""
+    blocks, _ = _read(path, labels_file)
+    block = next((block for block in blocks if block.part == "test"), blocks[0])
+    files = [f"{block.key}[{row}]" for row in range(len(block.x))]
+    numbered = match_labels(block.labels, [block.part] * len(files), files, path.name, classes, noun="row")
+    if block.x.ndim != 2:
+        inputs: Array = to_images([block.x], path.name)[0]
+    elif encoding is None:
+        raise MixMatchError(f"the model takes images, but {path} has {block.key} of shape {block.x.shape}")
+    else:
+        inputs = encoding.apply_matrix(block.x)
+    return UserData(
+        name=path.name,
+        classes=numbered.classes,
+        inputs=inputs[numbered.rows],
+        labels=numbered.labels,
+        files=tuple(files[row] for row in numbered.rows),
+        part=numbered.part,
+        findings=numbered.findings,
+        encoding=encoding if block.x.ndim == 2 else None,
+    )
+
+
+def _read(path: Path, labels_file: str | os.PathLike[str] | None) -> tuple[list[Block], list[str] | None]:
+    """The arrays of a file, each with its labels by name, and the classes if the file names them."""
+    arrays = _load(path)
+    if labels_file is not None:
+        labels = _load(Path(labels_file).expanduser())
+        arrays |= {"y": next((labels[key] for key in (*Y_KEYS, "x") if key in labels), np.empty(0))}
+    named = _pick(arrays, CLASSES_KEYS)
+    classes = None if named is None else [str(name) for name in _text(named.ravel())]
+    return list(_blocks(arrays, path, classes)), classes
 
 
 def read_matrix(path: Path) -> Array:

@@ -31,9 +31,14 @@ THUMBNAIL = 8
 FOLDS = 5
 
 
-def findings(data: UserData) -> list[Finding]:
-    """All findings: those of reading the data (`data.findings`), then those of looking at its rows."""
-    return [*data.findings, counts(data), *few_labels(data), *duplicates(data), *shapes_and_modes(data), likeness(data)]
+def findings(data: UserData) -> Iterator[Finding]:
+    """All findings as they are found: those of reading the data (`data.findings`), then those of looking at its rows,
+    quick looks first."""
+    yield from data.findings
+    yield counts(data)
+    for look in (few_labels, shapes_and_modes, duplicates):
+        yield from look(data)
+    yield likeness(data)
 
 
 # ------------------------------------------------------------------------------------------------------------ labels

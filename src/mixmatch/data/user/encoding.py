@@ -79,6 +79,8 @@ class Encoding:
     """How rows become features, as plain values: what is learned from the training rows and used for all others."""
 
     columns: tuple[Numeric | Categorical, ...]
+    id_column: str | None = None
+    """The column that names each row; no feature."""
 
     @property
     def feature_names(self) -> list[str]:
@@ -111,7 +113,8 @@ class Encoding:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; `from_dict` is its inverse."""
-        return {"columns": [{"kind": type(column).__name__.lower(), **asdict(column)} for column in self.columns]}
+        columns = [{"kind": type(column).__name__.lower(), **asdict(column)} for column in self.columns]
+        return {"columns": columns} if self.id_column is None else {"columns": columns, "id_column": self.id_column}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Encoding:
@@ -122,7 +125,7 @@ class Encoding:
                 columns.append(Numeric(**settings))
             else:
                 columns.append(Categorical(**settings | {"categories": tuple(settings["categories"])}))
-        return cls(tuple(columns))
+        return cls(tuple(columns), values.get("id_column"))
 
 
 def fit(table: Mapping[str, Sequence[str]]) -> tuple[Encoding, list[Finding]]:

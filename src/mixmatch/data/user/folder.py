@@ -10,7 +10,7 @@ import os
 import posixpath
 import unicodedata
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,13 +19,21 @@ import numpy as np
 from mixmatch.data.cache import cache_folder
 from mixmatch.data.user.images import SUFFIXES, Callback, DecodedFolder, Header, Identity, Unreadable, decode_all
 from mixmatch.data.user.reading import Reading
-from mixmatch.data.user.rows import Finding, Part, UserData, number_labels
+from mixmatch.data.user.rows import Finding, Part, UserData, match_labels, number_labels
 from mixmatch.data.user.table import TextTable, read_csv
 from mixmatch.errors import MixMatchError
 from mixmatch.text import count, listed, tally
 
 UNLABELED = "unlabeled"
 TEST = "test"
+ROLES = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation"), "val"),
+    **dict.fromkeys(("test", "testing"), TEST),
+    **dict.fromkeys(("unlabeled", "unlabelled"), UNLABELED),
+}
+"""What folders of parts are called, in any case."""
+
 OTHER_FORMATS = (
     *(".heic", ".heif", ".avif", ".jp2", ".psd", ".svg", ".dng"),
     *(".cr2", ".nef", ".arw", ".ppm", ".tga", ".jfif"),
@@ -76,9 +84,10 @@ def read_folder(
     """A folder of images as arrays.
 
     Without `labels_file`, `DIR/<class>/**` are the labeled images, `DIR/unlabeled/**` the others and
-    `DIR/test/<class>/**`, which need not be there, the ones to test on. With it, any tree will do: a CSV with the
-    columns `file` (relative to the folder) and `label` (empty: unlabeled) and, if there is a test set, `part` (train
-    or test). Images of the tree that it does not name are unlabeled.
+    `DIR/test/<class>/**`, which need not be there, the ones to test on. Where `DIR/train/` holds the classes, `test/`
+    (else `val/`) beside it is the test set. With `labels_file`, any tree will do: a CSV with the columns `file`
+    (relative to the folder) and `label` (empty: unlabeled) and, if there is a test set, `part` (train or test). Images
+    of the tree that it does not name are unlabeled.
 
     Every image is read whole and resized, with antialiasing, to a square of `image_size`: what is not square is
     squeezed, not cropped. Files that cannot be read are left out and named in `findings`.
@@ -110,7 +119,47 @@ def read_folder(
     entries = _in_row_order(entries)
     cache = Path(cache_dir).expanduser() if cache_dir is not None else cache_folder(root)
     decoded = decode_all(root, tuple(entry.identity for entry in entries), image_size, channels, cache, progress)
-    return _assemble(root, entries, decoded, findings, how)
+    user = _assemble(root, entries, decoded, findings, how)
+    if labels_file is not None:
+        return user
+    return replace(user, test_folder=user.files[user.num_train].split("/")[0] if len(user.tested) else TEST)
+
+
+def read_labeled_folder(
+    path: Path,
+    classes: Sequence[str],
+    input_shape: Sequence[int],
+    *,
+    labels_file: str | os.PathLike[str] | None = None,
+    progress: Callback | None = None,
+) -> UserData:
+    """The labeled images of a folder as a model of these classes takes them, images of (channels, height, width): those
+    under `test/` if there are any, else all. Folders or `labels_file` name the classes as for `read_folder`."""
+    channels, height, width = input_shape
+    if height != width or channels not in (1, 3):
+        raise MixMatchError(f"the model takes images of shape {tuple(input_shape)}, not image files: give an array")
+    tree, name = _scan(path), path.resolve().name
+    if labels_file is None:
+        found, findings = _label_by_folder(tree)
+    else:
+        found, findings = _label_by_csv(tree.entries, path, read_csv(Path(labels_file).expanduser()))
+    if not found:
+        raise MixMatchError(f"there are no labeled images in {path}: put them into {path}/<class>/")
+    labels, part, files = [e.label for e in found], [e.part for e in found], [e.file for e in found]
+    numbered = match_labels(labels, part, files, name, classes, noun="image")
+    entries = [found[row] for row in numbered.rows]
+    decoded = decode_all(path, tuple(e.identity for e in entries), height, channels, cache_folder(path), progress)
+    fine = [row for row, header in enumerate(decoded.headers) if isinstance(header, Header)]
+    damaged = [(e.file, h) for e, h in zip(entries, decoded.headers, strict=True) if isinstance(h, Unreadable)]
+    return UserData(
+        name=name,
+        classes=numbered.classes,
+        inputs=decoded.images,
+        labels=numbered.labels[fine],
+        files=tuple(entries[row].file for row in fine),
+        part=numbered.part[: len(fine)],
+        findings=(*_left_out(tree), *findings, *_unreadable_files(damaged), *numbered.findings),
+    )
 
 
 def _assemble(
@@ -237,7 +286,29 @@ def _left_out(tree: Tree) -> Iterator[Finding]:
 
 
 def _label_by_folder(tree: Tree) -> tuple[list[Entry], list[Finding]]:
-    """`<class>/**`, `unlabeled/**`, `test/<class>/**`."""
+    """Labels by the names of folders: classes side by side, or under `train/`."""
+    roles = _roles(tree)
+    labeled, stray, findings = _label_by_part(tree, roles) if roles else _label_side_by_side(tree)
+    depth = 2 if roles else 1  # of the folders of classes
+    used = {"/".join(entry.file.split("/")[:depth]) for entry in tree.entries}
+    empty = [folder for folder in tree.folders if folder and folder.count("/") == depth - 1 and folder not in used]
+    if empty:
+        message = f"{count(len(empty), 'folder')} without an image: no class ({listed(empty)})"
+        findings.append(Finding("empty-folder", message, tuple(empty), "remove it, or put images into it"))
+    if stray:
+        message = f"{count(len(stray), 'image')} in no class folder: left out ({listed(stray)})"
+        advice = f"move them into the folder of their class, or into {UNLABELED}/"
+        findings.append(Finding("stray", message, tuple(stray), advice))
+    for label in sorted({e.label for e in labeled if e.label is not None and e.part == "train"}):
+        if label.casefold() in ROLES:
+            message = f"the folder '{label}' is taken for a class"
+            beside = f"the class folders lie side by side with '{UNLABELED}' and '{TEST}', spelled like that"
+            findings.append(Finding("class-name", message, (), f"if it is none: {beside}"))
+    return labeled, findings
+
+
+def _label_side_by_side(tree: Tree) -> tuple[list[Entry], list[str], list[Finding]]:
+    """`<class>/**`, `unlabeled/**`, `test/<class>/**`, and the files that are in none of them."""
     labeled, stray = [], []
     for entry in tree.entries:
         top, _, rest = entry.file.partition("/")
@@ -250,21 +321,45 @@ def _label_by_folder(tree: Tree) -> tuple[list[Entry], list[Finding]]:
             labeled.append(replace(entry, label=_normal(top)))
         else:
             stray.append(entry.file)
-    findings = []
-    used = {entry.file.partition("/")[0] for entry in tree.entries}
-    if empty := [folder for folder in tree.folders if folder and "/" not in folder and folder not in used]:
-        message = f"{count(len(empty), 'folder')} without an image: no class ({listed(empty)})"
-        findings.append(Finding("empty-folder", message, tuple(empty), "remove it, or put images into it"))
-    if stray:
-        message = f"{count(len(stray), 'image')} in no class folder: left out ({listed(stray)})"
-        advice = f"move them into the folder of their class, or into {UNLABELED}/"
-        findings.append(Finding("stray", message, tuple(stray), advice))
-    for label in sorted({e.label for e in labeled if e.label is not None and e.part == "train"}):
-        if label.casefold() in (TEST, UNLABELED, "unlabelled", "train", "training", "val", "valid", "validation"):
-            message = f"the folder '{label}' is taken for a class"
-            beside = f"the class folders lie side by side with '{UNLABELED}' and '{TEST}', spelled like that"
-            findings.append(Finding("class-name", message, (), f"if it is none: {beside}"))
-    return labeled, findings
+    return labeled, stray, []
+
+
+def _roles(tree: Tree) -> dict[str, str]:
+    """What each folder is for, if all have the names of parts and `train/` holds the classes; else nothing."""
+    inside = [entry.file.split("/") for entry in tree.entries if "/" in entry.file]
+    roles = {top: ROLES.get(top.casefold(), "") for top, *_ in inside}
+    classes = {path[1] for path in inside if len(path) > 2 and roles[path[0]] == "train"}
+    has_classes = any(ROLES.get(name.casefold()) != UNLABELED for name in classes)
+    return roles if has_classes and all(roles.values()) else {}
+
+
+def _label_by_part(tree: Tree, roles: Mapping[str, str]) -> tuple[list[Entry], list[str], list[Finding]]:
+    """`train/<class>/**`, `test/<class>/**`, `unlabeled/**` or `train/unlabeled/**`. `val/` is the test set if there is
+    no other, else it is left out: it was held out for a reason."""
+    labeled, stray, unused = [], [], []
+    tested = {roles[entry.file.split("/")[0]] for entry in tree.entries if entry.file.count("/") > 1}
+    test = TEST if TEST in tested else "val"
+    for entry in tree.entries:
+        top, _, rest = entry.file.partition("/")
+        inner, _, deeper = rest.partition("/")
+        role = roles.get(top) if rest else None
+        if role == UNLABELED or (role == "train" and deeper and ROLES.get(inner.casefold()) == UNLABELED):
+            labeled.append(entry)
+        elif role in ("train", test) and deeper:
+            labeled.append(replace(entry, label=_normal(inner), part="train" if role == "train" else "test"))
+        elif role == "val" != test:
+            unused.append(entry.file)
+        else:
+            stray.append(entry.file)
+    folders = {role: f"{top}/" for top, role in roles.items()}
+    message = f"read as a folder of parts: classes under {folders['train']}"
+    if test in tested:
+        message += f", the test set under {folders[test]}"
+    findings = [Finding("layout", message, (), "", "info")]
+    if unused:
+        message = f"{count(len(unused), 'image')} under {folders['val']} not used: {folders[TEST]} is the test set"
+        findings.append(Finding("unused", message, tuple(unused), "nothing to do, or move them into training", "info"))
+    return labeled, stray, findings
 
 
 def _label_by_csv(entries: Sequence[Entry], root: Path, table: TextTable) -> tuple[list[Entry], list[Finding]]:

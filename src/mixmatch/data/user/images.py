@@ -122,6 +122,19 @@ def decode_image(
         return np.asarray(image, np.uint8).reshape(height, width, channels), header
 
 
+def thumbnail(path: Path, side: int) -> npt.NDArray[np.uint8]:
+    """An image file as uint8 (H, W, 3), upright and with its own ratio of sides, at most `side` pixels wide and high;
+    raises `UnreadableImage`."""
+    with quiet_pillow(), _opened(path) as opened:
+        opened.draft("RGB", (2 * side, 2 * side))
+        opened.load()
+        with suppress(Exception):
+            ImageOps.exif_transpose(opened, in_place=True)
+        image = _flat(opened).convert("RGB")
+        image.thumbnail((side, side), Image.Resampling.BICUBIC, reducing_gap=3.0)
+        return np.asarray(image, np.uint8)
+
+
 @contextmanager
 def quiet_pillow() -> Iterator[None]:
     """No warnings about odd files: an unusable one becomes a message of ours.

@@ -29,6 +29,7 @@ class Reading:
     )
     label_column: str | None = setting(None, "A table: the column with the label (default: label).")
     part_column: str | None = setting(None, "A table: a column that is 'test' in rows to evaluate on.")
+    id_column: str | None = setting(None, "A table: a column that names each row; no feature, kept in predictions.")
     ignore: tuple[str, ...] = setting((), "A table: a column that is no feature.", metavar="COLUMN")
     channels: int | None = None
     """Of images, 1 (gray) or 3 (color); by default 1 if all images are gray. PATE sets it, users do not."""

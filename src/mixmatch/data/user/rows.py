@@ -68,6 +68,8 @@ class UserData(Rows):
     """Of image files (N, 2): width and height of each before it was resized."""
     modes: tuple[str, ...] = ()
     """Of image files, Pillow's name for how each keeps a pixel: "RGB", "L" (gray), "P" (palette), "RGBA" ..."""
+    test_folder: str | None = None
+    """Of image files, the folder that test images are sorted into, if they are sorted."""
     encoding: Encoding | None = None
     """Of features, how new rows become features like these."""
 
@@ -180,6 +182,44 @@ def number_labels(
         findings.append(Finding("no-unlabeled", message, (), advice))
     kept = tuple(part[row] for row in rows)
     return Numbered(tuple(classes), np.array(rows, np.int64), numbers, kept, tuple(findings))
+
+
+def match_labels(
+    labels: Sequence[str | None],
+    part: Sequence[Part],
+    files: Sequence[str],
+    name: str,
+    classes: Sequence[str],
+    *,
+    noun: str,
+) -> Numbered:
+    """The rows that a model of these classes can be evaluated on: its test rows, or all if there are none, but those
+    without a label or of another class, which are left out and named. Labels are matched by name."""
+    candidates = [row for row, p in enumerate(part) if p == "test"] or list(range(len(part)))
+    unlabeled = tuple(files[row] for row in candidates if labels[row] is None)
+    strange = [row for row in candidates if labels[row] not in {None, *classes}]
+    rows = [row for row in candidates if labels[row] in classes]
+    names = sorted({str(labels[row]) for row in strange})
+    if not rows:
+        have = f"its labels are {listed(names)}" if names else "it has no labels"
+        raise MixMatchError(
+            f"{name} has no {noun} of a class that the model knows: {have}, and the model's classes are "
+            f"{listed(classes, 10)}"
+        )
+    findings = []
+    if unlabeled:
+        message = f"{count(len(unlabeled), noun)} without a label: left out ({listed(unlabeled)})"
+        findings.append(Finding("unlabeled-test", message, unlabeled, "nothing to do, or label them", "info"))
+    if strange:
+        message = (
+            f"{count(len(strange), noun)} of {'a class' if len(names) == 1 else 'classes'} that the model does not "
+            f"know: left out ({listed(names)}; its classes are {listed(classes)})"
+        )
+        advice = "check the spelling, or train with that class"
+        findings.append(Finding("unknown-class", message, tuple(files[row] for row in strange), advice))
+    numbers = np.array([classes.index(str(labels[row])) for row in rows], np.int64)
+    tested: list[Part] = ["test"] * len(rows)
+    return Numbered(tuple(classes), np.array(rows, np.int64), numbers, tuple(tested), tuple(findings))
 
 
 def class_order(classes: Iterable[str]) -> list[str]:

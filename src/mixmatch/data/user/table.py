@@ -9,13 +9,22 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from mixmatch.data.source import UNKNOWN
-from mixmatch.data.user.encoding import fit, is_missing
-from mixmatch.data.user.rows import WHOLE, Finding, Numbered, Part, UserData, class_order, number_labels
+from mixmatch.data.user.encoding import Encoding, fit, is_missing
+from mixmatch.data.user.rows import (
+    WHOLE,
+    Finding,
+    Numbered,
+    Part,
+    UserData,
+    class_order,
+    match_labels,
+    number_labels,
+)
 from mixmatch.errors import MixMatchError
 from mixmatch.text import count, listed
 
@@ -139,6 +148,7 @@ def read_table(
     *,
     label_column: str = "label",
     part_column: str | None = None,
+    id_column: str | None = None,
     ignore: Sequence[str] = (),
 ) -> UserData:
     """A CSV or Parquet file as a matrix of features.
@@ -146,6 +156,7 @@ def read_table(
     Args:
         label_column: the class of each row; empty means unlabeled.
         part_column: "train" (or empty) or "test" for each row; without it there are no test rows.
+        id_column: what rows are called, instead of by their line; no feature.
         ignore: columns that are no features.
     """
     table = read_rows(path)
@@ -153,11 +164,11 @@ def read_table(
     part = _parts(table, part_column)
     for name in ignore:
         table.column(name)  # a name that is not there is a mistake
-    skipped = {label_column, part_column, *ignore}
+    names = row_names(table, id_column)
+    skipped = {label_column, part_column, id_column, *ignore}
     features = {name: table.column(name) for name in table.header if name not in skipped}
     if not features:
         raise MixMatchError(f"{table.path} has no columns beside '{label_column}': there is nothing to learn from")
-    names = [f"{'row' if isinstance(table.lines, range) else 'line'} {line}" for line in table.lines]
     numbered = number_labels(
         labels,
         part,
@@ -178,9 +189,60 @@ def read_table(
         labels=numbered.labels,
         files=tuple(names[row] for row in numbered.rows),
         part=numbered.part,
-        findings=(*findings, *_odd_labels(numbered, label_column), *numbered.findings),
+        findings=(
+            *findings,
+            *_repeated_ids(names, id_column),
+            *_odd_labels(numbered, label_column),
+            *numbered.findings,
+        ),
+        encoding=replace(encoding, id_column=id_column),
+    )
+
+
+def read_labeled_table(
+    path: Path,
+    classes: Sequence[str],
+    encoding: Encoding,
+    *,
+    label_column: str = "label",
+    part_column: str | None = None,
+    id_column: str | None = None,
+) -> UserData:
+    """The labeled rows of a CSV or Parquet file, encoded as for a model of these classes: the test rows if there is a
+    part column, else all."""
+    table = read_rows(path)
+    labels, part = _labels(table.column(label_column, "label_column=")), _parts(table, part_column)
+    names = row_names(table, id_column or (encoding.id_column if encoding.id_column in table.header else None))
+    numbered = match_labels(labels, part, names, table.path.name, classes, noun="row")
+    columns = {name: table.column(name) for name in table.header}
+    return UserData(
+        name=table.path.name,
+        classes=numbered.classes,
+        inputs=encoding.apply({name: [values[row] for row in numbered.rows] for name, values in columns.items()}),
+        labels=numbered.labels,
+        files=tuple(names[row] for row in numbered.rows),
+        part=numbered.part,
+        findings=numbered.findings,
         encoding=encoding,
     )
+
+
+def row_names(table: TextTable, id_column: str | None = None) -> list[str]:
+    """What rows are called: by a column, or where that is empty by where they are in the file."""
+    kind = "row" if isinstance(table.lines, range) else "line"
+    places = [f"{kind} {line}" for line in table.lines]
+    if id_column is None:
+        return places
+    return [name or place for name, place in zip(table.column(id_column, "id_column="), places, strict=True)]
+
+
+def _repeated_ids(names: Sequence[str], id_column: str | None) -> list[Finding]:
+    repeated = tuple(name for name, n in Counter(names).items() if n > 1)
+    if not repeated:
+        return []
+    message = f"{count(len(repeated), 'value')} of column '{id_column}' in more than one row ({listed(repeated)})"
+    advice = "nothing to do, unless they are copies: then remove them"
+    return [Finding("repeated-id", message, repeated, advice, "info")]
 
 
 def _labels(values: Sequence[str]) -> list[str | None]:

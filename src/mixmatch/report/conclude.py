@@ -1,0 +1,75 @@
+"""What follows a run on user data: a run on the labels alone beside it, cross-validation, and the report with its
+verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from mixmatch.classifier import load_run
+from mixmatch.data.opened import Data
+from mixmatch.execution.here import run_one
+from mixmatch.report.gather import Report
+from mixmatch.report.write import write_report
+from mixmatch.settings import Settings, from_dict, of_run, resolve, updated
+from mixmatch.training import progress
+from mixmatch.training.cross_validate import cross_validate as validate
+from mixmatch.training.cross_validate import number_of_folds
+from mixmatch.training.device import pick_device
+from mixmatch.training.gain import Gain, measure_gain
+from mixmatch.training.run import RunFolder
+from mixmatch.training.session import Work, completed, kind_of
+
+
+def conclude(
+    work: Work, data: Data, *, baseline: bool = True, cross_validate: bool | None = None
+) -> tuple[Report, Path]:
+    """Say how good a finished run on user data is, and write its report.
+
+    Args:
+        work: the run.
+        data: its data, open.
+        baseline: train on the labels alone, too, in `baseline/`: it shows what the unlabeled data is worth.
+        cross_validate: train without each fold of the labels in turn. By default for features, which take seconds, if
+            there is nothing else to evaluate the model on.
+
+    Returns:
+        The report, and where its page is.
+    """
+    job = work.job
+    settings = from_dict(RunFolder(job.out).config()["settings"])
+    tested = len(data.split.test) > 0
+    # Labels alone are of interest only if the method uses more.
+    alone = _alone(work, settings) if baseline and settings.build_method().views else None
+    if cross_validate is None:
+        cross_validate = not tested and not data.source.train.is_images and number_of_folds(data) > 0
+    if cross_validate:
+        device, reporter = pick_device(job.device), work.reporter or progress.on_stderr()
+        validate(settings, data, device, job.out, method=work.method, reporter=reporter)
+        if alone is not None and not tested:
+            full = completed(alone[0], lambda name: name in alone[1], data.source, device, kind_of(job.settings.data))
+            validate(full, data, device, job.out / "baseline", reporter=reporter)
+    gain = _gain(work, data, *alone) if alone is not None and tested else None
+    report, page, _ = write_report(job.out, data=data, gain=gain, device=job.device)
+    return report, page
+
+
+def _alone(work: Work, settings: Settings) -> tuple[Settings, tuple[str, ...]]:
+    """The settings of a run on the labels alone that is like this one, and which of them are given."""
+    place = work.job.settings.data  # where the data of a resumed run is now
+    kind = kind_of(place)
+    default = resolve(place, {"method": settings.method, "features": settings.features}, kind)
+    # What a resumed run was given is not given again: then it is what differs from the defaults.
+    changed = {n: getattr(settings, n) for n in of_run() if getattr(settings, n) != getattr(default, n)}
+    alike = {n: getattr(settings, n) for n in work.job.given or () if n in of_run()}
+    given = {**changed, **alike, "method": "supervised"}
+    return updated(resolve(place, given, kind), {"data_options": settings.data_options}), tuple(given)
+
+
+def _gain(work: Work, data: Data, alone: Settings, given: tuple[str, ...]) -> Gain:
+    """Train on the labels alone, in `baseline/`, and measure the difference."""
+    job = work.job
+    folder = job.out / "baseline"
+    again = replace(job, settings=alone, out=folder, given=given, resume=True, checkpoint=None)
+    run_one(replace(work, job=again, data=data, note=""))
+    return measure_gain(load_run(job.out, job.device), load_run(folder, job.device), data.source.test)
