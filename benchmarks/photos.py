@@ -93,9 +93,7 @@ def study(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--out", type=Path, default=Path("photos"), help="the folder, or where those of --train go"
-    )
+    parser.add_argument("--out", type=Path, default=Path("photos"), help="the folder, or where those of --train go")
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--classes", type=int, default=4)

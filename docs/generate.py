@@ -19,6 +19,18 @@ from mixmatch.settings import of_run, resolve
 
 DOCS = Path(__file__).parent
 BEGIN, END = "<!-- settings: written by docs/generate.py -->", "<!-- end of settings -->"
+BY_DEVICE = "bf16 where it is faster, else fp32"
+
+FILE = """```toml
+method = "mixmatch"
+steps = 2048
+lambda_u = 20.0          # a setting of the method
+ema_decay = 0.99
+
+[data_options]           # for user data alone
+label_column = "diagnosis"
+ignore = ["visit"]
+```"""
 
 
 def pages() -> dict[Path, str]:
@@ -64,6 +76,13 @@ def settings_page() -> str:
         "Every setting of a run and of a method, from its declaration in the code. On the command line `batch_size` is "
         "`--batch-size`; in Python and in a config file it is `batch_size`. What is not given is the preset of the "
         "data set and the method, else the default below. `mixmatch methods NAME` shows the same for one method.",
+        "## In a file",
+        "`--config FILE` (in Python `config=`) starts from the settings of an earlier run, its `config.json`, or from "
+        "those of a TOML file such as this one. Options win over it.",
+        FILE,
+        "Settings of the run and of the method stand beside each other at the top, outside any table. How user data is "
+        "read goes under `[data_options]`, last. The data itself and where the run goes are not settings: "
+        "`mixmatch train patients.csv --config settings.toml --out runs/patients`.",
         "## Of the run",
         _declared(of_run().values()),
         "Runs that differ only in settings that are not part of the experiment are replicates of one experiment. A run "
@@ -98,7 +117,7 @@ def _declared(settings: Iterable[Setting]) -> str:
     rows = [
         [
             f"`{s.name}`",
-            _value(s.default),
+            BY_DEVICE if s.name == "precision" else _value(s.default),
             s.wanted,
             "yes" if s.experiment else "no",
             "no" if s.of_steps is None else "may",

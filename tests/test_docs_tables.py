@@ -9,7 +9,9 @@ from types import ModuleType
 
 import pytest
 
+from mixmatch.data import Reading
 from mixmatch.methods import METHODS
+from mixmatch.settings import read_file, resolve
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,6 +30,13 @@ def generate() -> ModuleType:
 def test_pages_are_as_generated(generate: ModuleType) -> None:
     stale = [path.name for path, text in generate.pages().items() if path.read_text() != text]
     assert not stale, f"run python docs/generate.py: {stale} differ"
+
+
+def test_the_file_of_settings_is_read(generate: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text("\n".join(generate.FILE.splitlines()[1:-1]))
+    values, reading = read_file(tmp_path / "settings.toml")
+    assert resolve("patients.csv", values, "features").method_settings["lambda_u"] == 20.0
+    assert Reading.of(reading).ignore == ("visit",)
 
 
 def test_every_method_has_a_card_with_its_settings(generate: ModuleType) -> None:

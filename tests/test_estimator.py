@@ -101,7 +101,7 @@ def test_classes_need_not_begin_at_zero() -> None:
     ("change", "says"),
     [
         (lambda X, y: (X, np.full_like(y, -1)), "no labels at all"),
-        (lambda X, y: (X, np.where(y > 0, 1, -1)), r"one class only .* -1, None and NaN mean"),
+        (lambda X, y: (X, np.where(y > 0, 1, -1)), r"one class only \(1\): .* -1, None and NaN mean"),
         (lambda X, y: (X, y[:-1]), "inconsistent|90 rows"),
         (lambda X, y: (X[:, :0], y), "0 feature"),
         (lambda X, y: (X + np.inf, y), "infinity"),

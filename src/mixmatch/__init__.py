@@ -12,16 +12,32 @@ if TYPE_CHECKING:
     from mixmatch import functional
     from mixmatch.api import load, train
     from mixmatch.estimator import LabeledKFold, MixMatchClassifier
+    from mixmatch.export import export_model
     from mixmatch.predict import predict_files
+    from mixmatch.report import evaluate, write_report
 
-__all__ = ["LabeledKFold", "MixMatchClassifier", "__version__", "functional", "load", "predict_files", "train"]
+__all__ = [
+    "LabeledKFold",
+    "MixMatchClassifier",
+    "__version__",
+    "evaluate",
+    "export_model",
+    "functional",
+    "load",
+    "predict_files",
+    "train",
+    "write_report",
+]
 
 _HOMES = {
     "LabeledKFold": "estimator",
     "MixMatchClassifier": "estimator",
+    "evaluate": "report",
+    "export_model": "export",
     "load": "api",
     "predict_files": "predict",
     "train": "api",
+    "write_report": "report",
 }
 
 

@@ -1,27 +1,44 @@
-"""Train, load: the two calls most people need. The command line is a thin layer over them."""
+"""Train, load: the two calls most people need. The command line is a thin layer over them, and over
+`report.evaluate`, `report.write_report`, `predict.predict_files` and `export.export_model`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
+from mixmatch import data as data_
+from mixmatch import methods
 from mixmatch.classifier import Classifier, load_run
+from mixmatch.data import Reading, is_path
+from mixmatch.data.embedding import Callback
 from mixmatch.data.opened import Data
 from mixmatch.data.source import Source
 from mixmatch.data.split import Split
+from mixmatch.errors import MixMatchError, nearest, unknown
 from mixmatch.execution import here
 from mixmatch.methods.base import Method
+from mixmatch.report import Report, conclude
+from mixmatch.settings import of_run
 from mixmatch.training import session
 from mixmatch.training.plan import plan
-from mixmatch.training.progress import Reporter
-from mixmatch.training.run import Record, RunFolder
+from mixmatch.training.progress import Reporter, bar
+from mixmatch.training.run import RunFolder, RunRecord
+from mixmatch.training.session import Work
+
+Bar = Callable[[str], AbstractContextManager[Callback | None]]
+"""Shows work that counts rows, under a title."""
 
 
 def train(
-    data: str | Source,
+    data: str | Path | Source,
     *,
     method: str | Method | None = None,
     out: str | Path | None = None,
@@ -41,10 +58,16 @@ def train(
     id_column: str | None = None,
     ignore: Sequence[str] | None = None,
     split: Split | None = None,
+    baseline: bool | None = None,
+    cross_validate: bool | None = None,
     reporter: Reporter | None = None,
     **settings: Any,
-) -> Record:
+) -> RunRecord:
     """Train a classifier; the run is a folder that holds the model, its metrics and all it takes to resume.
+
+    Your own data on disk is treated as by `mixmatch train`: a second run on the labels alone shows what the unlabeled
+    data is worth, and the report and its verdict are made. That takes about twice as long; `baseline=False` leaves the
+    second run out. Published data sets and a `Source` are trained on and nothing else.
 
     Args:
         data: a built-in name (`digits`, `cifar10`, ...), a folder of your own images, a file of your own arrays
@@ -69,19 +92,31 @@ def train(
         id_column: a table: a column that names each row; no feature, kept in predictions.
         ignore: a table: columns that are no features.
         split: which rows of a `Source` are labeled; by default the official procedure chooses `labels` of them.
+        baseline: user data on disk: train on the labels alone, too, in `baseline/` of the run folder; by default yes.
+        cross_validate: user data on disk: also train without each fold of the labels, to evaluate and to find wrong
+            labels; by default for features, if nothing else evaluates the model.
         reporter: what to show meanwhile; by default a progress bar on a terminal.
         **settings: any of `mixmatch.settings.Settings` and of the method: `labels`, `seed`, `steps`, `batch_size`,
             `lambda_u`, ... What is not given is what the paper used for this data set.
 
     Returns:
-        The record of the finished run; `record["error"]` is the test error in percent, None if there is nothing to
-        evaluate on.
+        The record of the finished run, a dict. `record["last_error"]` is the test error of the model in percent,
+        `record["error"]` the paper's number, the median of the last evaluations; both are None if there is nothing to
+        evaluate on. Of user data on disk it also has what `mixmatch train --json` prints: `verdict` (text),
+        `verdict_details` (numbers and sentences) and `report` (where the page is).
 
     Raises:
         MixMatchError: for anything the caller can fix; too little memory on the device is also a
             `torch.OutOfMemoryError`.
         Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
     """
+    if not isinstance(data, str | Path | Source):
+        raise MixMatchError(
+            f"data must be a name, a path or a Source, not {type(data).__name__}; mixmatch.MixMatchClassifier takes "
+            "arrays as they are"
+        )
+    data = str(data) if isinstance(data, Path) else data
+    _check_names(settings)
     reading = {
         "labels_file": None if labels_file is None else str(labels_file),
         "image_size": image_size,
@@ -90,24 +125,86 @@ def train(
         "id_column": id_column,
         "ignore": list(ignore or ()) or None,
     }
-    return here.run_one(
-        plan(
-            data,
-            {"method": method, "network": network, **settings},
-            {name: value for name, value in reading.items() if value is not None},
-            out=out,
-            resume=resume,
-            checkpoint=checkpoint,
-            checkpoint_every=checkpoint_every,
-            config=config,
-            device=device,
-            compile=compile,
-            data_dir=data_dir,
-            strict=strict,
-            split=split,
-            reporter=reporter,
-        )
+    work = plan(
+        data,
+        {"method": method, "network": network, **settings},
+        {name: value for name, value in reading.items() if value is not None},
+        out=out,
+        resume=resume,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
+        config=config,
+        device=device,
+        compile=compile,
+        data_dir=data_dir,
+        strict=strict,
+        split=split,
+        reporter=reporter,
     )
+    if isinstance(data, str) and is_path(data):
+        shown = partial(bar, shown=reporter is None)
+        return train_user_data(work, baseline=baseline is not False, cross_validate=cross_validate, bar=shown).record
+    for name, given in {"baseline": baseline, "cross_validate": cross_validate}.items():
+        if given:
+            raise MixMatchError(f"{name}= is for your own data on disk, not for '{work.job.settings.data}'")
+    return here.run_one(work)
+
+
+class Trained(NamedTuple):
+    """A run on user data: its record with the verdict, the report, and where its page is."""
+
+    record: RunRecord
+    report: Report
+    page: Path
+
+
+def train_user_data(
+    work: Work,
+    *,
+    baseline: bool = True,
+    cross_validate: bool | None = None,
+    bar: Bar,
+    warn: Callable[[str], None] = warnings.warn,
+) -> Trained:
+    """Do a run on user data on disk, which is read once, and what follows it: see `report.conclude`."""
+    data = _open(work, bar, warn)
+    untrained = copy.deepcopy(work.network)
+    record = here.run_one(replace(work, data=data))
+    work = replace(work, network=untrained)
+    report, page = conclude(work, data, baseline=baseline, cross_validate=cross_validate)
+    verdict = {"verdict": report.verdict.text, "verdict_details": report.verdict.to_dict()}
+    return Trained(RunRecord({**record, **verdict, "report": str(page)}), report, page)
+
+
+def _open(work: Work, bar: Bar, warn: Callable[[str], None]) -> Data:
+    """User data. Before a run begins, say what was left out of it."""
+    settings, run = work.job.settings, RunFolder(work.job.out)
+    began = run.continues(work.job.resume)
+    if began:
+        before = session.resumed(work.job, run, work.method)  # what cannot be resumed is refused before it is read
+        settings = session.located(before, run.config().get("folder"), settings.data)
+    with bar("reading images") as progress:
+        read = data_.read_user_data(Path(settings.data), Reading.of(settings.data_options), progress=progress)
+    if not began:
+        method = work.method or settings.build_method()
+        for finding in read.findings:
+            text = f"{finding.message}: {finding.advice}" if finding.advice else finding.message
+            if finding.kind != "no-unlabeled":
+                if finding.severity != "info":
+                    warn(text)
+            elif method.views and settings.unlabeled != "all":
+                raise MixMatchError(text)
+    with bar("embedding images") if settings.features != "none" else nullcontext() as progress:
+        return session.user_data(read, settings, work.job.device, progress)
+
+
+def _check_names(settings: Iterable[str]) -> None:
+    """A misspelled parameter of `train` is not taken for a setting."""
+    parameters = set(train.__kwdefaults__ or ())
+    known = {*of_run(), *(name for method in methods.METHODS for name in methods.declared(method))}
+    for name in settings:
+        if name not in known and nearest(name, known | parameters) in parameters - known:
+            raise unknown("parameter", name, parameters)
 
 
 def load(path: str | Path, *, device: str = "auto", network: nn.Module | None = None) -> Classifier:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,15 +20,24 @@ from torch import Tensor, nn
 
 from mixmatch import networks
 from mixmatch.data.user.encoding import Encoding, Values
+from mixmatch.data.user.images import UnreadableImage, decode_image, parallel_map, quiet_pillow
 from mixmatch.errors import MixMatchError
-from mixmatch.networks.frozen import ON, Embedded
+from mixmatch.networks.frozen import ON, Embedded, build_frozen
 from mixmatch.storage import replace_durably
+from mixmatch.text import count, html_table, listed
 from mixmatch.training.checkpoint import to_bytes
 from mixmatch.training.device import pick_device
 from mixmatch.training.evaluate import predict_logits
 from mixmatch.training.run import RunFolder
 
 NORMALIZATION = "pixel * 2 / 255 - 1"
+
+FILES = 256
+"""Image files that the network gets at once."""
+
+PathLike = str | os.PathLike[str]
+Inputs = npt.NDArray[Any] | Mapping[str, Values] | PathLike | Sequence[PathLike]
+"""Rows to predict."""
 
 
 class ModelInfo(NamedTuple):
@@ -43,7 +56,7 @@ class ModelInfo(NamedTuple):
 
 
 class Classifier:
-    """Predicts classes of uint8 images (N, H, W, C), or of rows of a table or matrix.
+    """Predicts classes of images, as uint8 arrays (N, H, W, C) or files, or of rows of a table or matrix.
 
     Attributes:
         classes: their names, in the order of the probabilities.
@@ -62,24 +75,74 @@ class Classifier:
         self.network = network.eval()
         self.name, self.classes, self.input_shape, self.encoding = name, classes, input_shape, encoding
 
-    def predict_proba(self, x: npt.NDArray[Any] | Mapping[str, Values]) -> npt.NDArray[np.float64]:
-        """Probabilities (N, classes) of uint8 images (N, H, W, C), of a matrix of numbers (N, columns) as they were
-        before training, or of a table's columns by name."""
-        return self.probabilities(self.encode(x))
+    def predict_proba(self, x: Inputs) -> npt.NDArray[np.float64]:
+        """Probabilities (N, classes) of uint8 images (N, H, W, C) or of N paths of image files; of a matrix of numbers
+        (N, columns) as they were before training, or of a table's columns by name."""
+        files = _paths(x)
+        return self.probabilities(self.encode(x)) if files is None else self._of_files(files)
 
-    def predict(self, x: npt.NDArray[Any] | Mapping[str, Values]) -> list[str]:
-        """Class names (N)."""
+    def predict(self, x: Inputs) -> list[str]:
+        """Class names (N), of the same."""
         return [self.classes[c] for c in self.predict_proba(x).argmax(axis=1)]
 
-    def encode(self, x: npt.NDArray[Any] | Mapping[str, Values]) -> npt.NDArray[Any]:
+    def encode(self, x: Any) -> npt.NDArray[Any]:
         """Rows as `probabilities` takes them: numbers are standardized, categories encoded, gaps filled as in training.
         Images stay as they are."""
         if isinstance(x, np.ndarray):
             return x if self.encoding is None else self.encoding.apply_matrix(x)
+        if self.encoding is not None and hasattr(x, "keys"):  # a dict, or a table of pandas
+            return self.encoding.apply(x)
+        raise MixMatchError(f"the model takes {self.takes}, not {_described(x)}")
+
+    @property
+    def takes(self) -> str:
+        """What can be predicted, in words."""
+        if len(self.input_shape) == 3:
+            channels, height, width = self.input_shape
+            return f"images, uint8 (N, {height}, {width}, {channels}), or paths of image files"
         if self.encoding is None:
-            what = "images" if len(self.input_shape) == 3 else "arrays"
-            raise MixMatchError(f"the model takes {what}, not tables")
-        return self.encoding.apply(x)
+            return f"features, float32 (N, {self.input_shape[0]})"
+        names = [column.name for column in self.encoding.columns]
+        return f"a matrix of numbers (N, {len(names)}), or a table's columns by name ({listed(names)})"
+
+    def __repr__(self) -> str:
+        classes = count(len(self.classes), "class", "classes")
+        return f"Classifier({self.name}; {classes}: {listed(self.classes, 5)}; takes {self.takes})"
+
+    def _repr_html_(self) -> str:
+        classes = f"{len(self.classes):,}: {listed(self.classes, 10)}"
+        return html_table([("network", self.name), ("classes", classes), ("takes", self.takes)])
+
+    def image_shape(self) -> tuple[int, int, int]:
+        """(height, width, channels) of what image files are decoded to. Refused where files do not have them."""
+        channels, height, width = self.input_shape
+        if channels not in (1, 3):
+            raise MixMatchError(f"image files have 1 or 3 channels, but the model takes {channels}")
+        return height, width, channels
+
+    def _of_files(self, files: Sequence[Path]) -> npt.NDArray[np.float64]:
+        """Probabilities (N, classes) of image files, decoded on all cores."""
+        if len(self.input_shape) == 1:
+            raise MixMatchError(f"the model takes {self.takes}; mixmatch.predict_files reads files of rows")
+        (height, width, channels), large = self.image_shape(), threading.Lock()
+        for path in files:
+            if path.is_dir():
+                raise MixMatchError(f"{path} is a folder: mixmatch.predict_files predicts the images in it")
+            if not path.exists():
+                raise MixMatchError(f"there is no file {path}")
+
+        def decode(file: Path) -> npt.NDArray[np.uint8]:
+            try:
+                return decode_image(file, height, width, channels, large)[0]
+            except UnreadableImage as error:
+                more = "mixmatch.predict_files leaves such files out"
+                raise MixMatchError(f"cannot read {file}: {error}; {more}") from None
+
+        pieces = [np.empty((0, len(self.classes)))]
+        with quiet_pillow(), closing(parallel_map(decode, files, 2 * FILES)) as images:
+            while batch := list(islice(images, FILES)):
+                pieces.append(self.probabilities(np.stack(batch)))
+        return np.concatenate(pieces)
 
     def probabilities(self, inputs: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         """Probabilities (N, classes) of rows as a `Source` holds them: uint8 images, or features already encoded; of a
@@ -150,16 +213,40 @@ class Classifier:
     ) -> Classifier:
         """A classifier with these weights, in `network` or else in one built by name. `path` is for messages."""
         name = info.network
+        features, on, head = name.rpartition(ON)
         if network is None:
-            if name.startswith("custom:"):
-                raise MixMatchError(f"{path} is of a network of your own, {name[7:]}: pass it to load()")
+            if head.startswith("custom:"):
+                raise MixMatchError(f"{path} is of a network of your own, {head[7:]}: pass it, load(network=...)")
             network = networks.build(name, len(info.classes), info.input_shape)
+        elif on:
+            network = Embedded(build_frozen(features, info.input_shape, pretrained=False), network)
         names = network.state_dict()
         try:  # a checkpoint also holds a method's further heads, which are of use in training alone
             network.load_state_dict({k: t for k, t in tensors.items() if k in names or not k.startswith("heads.")})
         except RuntimeError as error:
             raise MixMatchError(f"{path} does not fit its network ({str(error).splitlines()[0]})") from None
         return cls(network.to(device), name, info.classes, info.input_shape, info.encoding)
+
+
+def _paths(x: Any) -> list[Path] | None:
+    """The files that are meant, if that is what it is: a path, or a list or an array of paths."""
+    if isinstance(x, str | os.PathLike):
+        return [Path(x)]
+    if isinstance(x, np.ndarray):
+        return [Path(path) for path in x] if x.dtype.kind == "U" and x.ndim == 1 else None
+    listed = isinstance(x, list | tuple) and all(isinstance(path, str | os.PathLike) for path in x)
+    return [Path(path) for path in x] if listed else None
+
+
+def _described(x: Any) -> str:
+    """
+    >>> _described([1, 2]), _described({}), _described(3)
+    ('a list of int', 'a table', 'int')
+    """
+    if hasattr(x, "keys"):
+        return "a table"
+    name = type(x).__name__
+    return f"a {name} of {type(x[0]).__name__}" if isinstance(x, list | tuple) and x else name
 
 
 def load_run(path: str | Path, device: str = "auto", network: nn.Module | None = None) -> Classifier:

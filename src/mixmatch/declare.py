@@ -93,7 +93,7 @@ class Setting:
             elif kind is bool:
                 words.append("true or false")
             elif kind is str:
-                words.append("a name")
+                words.append("a file" if self.metavar == "FILE" else "a name")
             elif kind in (int, float):
                 words.append(self._range("whole number" if kind is int else "number"))
         return " or ".join(words)
@@ -168,6 +168,12 @@ def setting(
 @cache
 def settings_of(cls: type) -> dict[str, Setting]:
     """The settings that a dataclass declares, by name, in order; none of another class."""
+    for name, value in (item for base in cls.__mro__ for item in vars(base).items()):
+        if isinstance(value, dataclasses.Field):  # what @dataclass would have replaced with the default
+            raise MixMatchError(
+                f"{cls.__name__} declares the setting '{name}' but is not a dataclass: put @dataclass(frozen=True) "
+                f"above it, and a type after the name, as in {name}: float = setting(...)"
+            )
     if not dataclasses.is_dataclass(cls):
         return {}
     hints = typing.get_type_hints(cls)

@@ -17,13 +17,20 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> MixMatchError:
-    """The error for a name that does not exist, with the nearest one that does.
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The name that was probably meant."""
+    return next(iter(difflib.get_close_matches(str(name), sorted(known), n=1, cutoff=0.5)), None)
+
+
+def unknown(what: str, name: str, known: Iterable[str], of: str = "") -> MixMatchError:
+    """The error for a name that does not exist: with the nearest one that does, or else with all of them.
 
     >>> str(unknown("method", "mixmach", ["mixmatch", "supervised"]))
-    "unknown method 'mixmach': did you mean 'mixmatch'? (known: mixmatch, supervised)"
+    "unknown method 'mixmach': did you mean 'mixmatch'?"
+    >>> str(unknown("setting", "size", ["K", "T"], of="method 'mixmatch'"))
+    "unknown setting 'size' of method 'mixmatch' (known: K, T)"
     """
     names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f": did you mean '{near[0]}'?" if near else ""
-    return MixMatchError(f"unknown {what} '{name}'{hint} (known: {', '.join(names)})")
+    near = nearest(name, names)
+    hint = f": did you mean '{near}'?" if near else f" (known: {', '.join(names) or 'none'})"
+    return MixMatchError(f"unknown {what} '{name}'{f' of {of}' if of else ''}{hint}")

@@ -147,7 +147,7 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_classification_targets(values[labeled])
         self.classes_, numbers = np.unique(values[labeled], return_inverse=True)
         if len(self.classes_) < 2:
-            what = f"labels of one class only ({self.classes_[0]!r})" if len(self.classes_) else "no labels at all"
+            what = f"labels of one class only ({self.classes_[0]})" if len(self.classes_) else "no labels at all"
             raise ValueError(
                 f"y has {what}: a classifier needs at least two classes; -1, None and NaN mean that a row has no label"
             )

@@ -13,8 +13,9 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,9 +23,9 @@ from torch import Tensor, nn
 
 from mixmatch import __version__
 from mixmatch.augment import to_unit_range
-from mixmatch.classifier import NORMALIZATION, Classifier
+from mixmatch.classifier import NORMALIZATION, Classifier, load_run
 from mixmatch.data.user.encoding import Numeric
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, unknown
 from mixmatch.storage import replace_durably
 
 TOLERANCE = 1e-4
@@ -63,6 +64,52 @@ class FromNumbers(nn.Module):
         standardized = (filled - self.get_buffer("mean")) / self.get_buffer("std")
         logits: Tensor = self.network(standardized.float())
         return logits.softmax(dim=-1)
+
+
+class Format(StrEnum):
+    """What a model can be exported as."""
+
+    ONNX = "onnx"
+    SAFETENSORS = "safetensors"
+
+
+class Exported(NamedTuple):
+    """The file, and the largest difference of a probability between onnxruntime and torch; None for safetensors."""
+
+    path: Path
+    difference: float | None
+
+
+def export_model(
+    run: str | Path | Classifier,
+    path: str | Path | None = None,
+    format: str = "onnx",
+    *,
+    network: nn.Module | None = None,
+) -> Exported:
+    """Write a run's model as one file for other programs.
+
+        mixmatch.export_model("runs/photos", "photos.onnx")
+
+    Args:
+        run: a run folder, a model.safetensors file, or a classifier from `mixmatch.load`.
+        path: the file; by default in this folder, called like the run.
+        format: `onnx` takes uint8 images (N, height, width, channels) or features (N, F) and gives probabilities
+            (N, classes); `safetensors` is the weights, for torch.
+        network: the network that was trained, if it is not one that is built by name.
+    """
+    if format not in list(Format):
+        raise unknown("format", format, list(Format))
+    if path is None:
+        if isinstance(run, Classifier):
+            raise MixMatchError("name the file with path=: a classifier has no name")
+        path = Path(f"{Path(run).stem if Path(run).is_file() else Path(run).resolve().name}.{format}")
+    classifier = run if isinstance(run, Classifier) else load_run(run, "cpu", copy.deepcopy(network))
+    path = Path(path)
+    if format == Format.ONNX:
+        return Exported(path, to_onnx(classifier, path))
+    to_safetensors(classifier, path)
+    return Exported(path, None)
 
 
 def to_safetensors(classifier: Classifier, path: Path) -> None:

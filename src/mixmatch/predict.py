@@ -190,9 +190,7 @@ def _image_batches(
     """The number of image files, and the images, decoded ahead on all cores."""
     if len(classifier.input_shape) == 1:
         raise MixMatchError(f"the model takes rows of a table or an array, not images: give {' or '.join(ROWS)} files")
-    channels, height, width = classifier.input_shape
-    if channels not in (1, 3):
-        raise MixMatchError(f"image files have 1 or 3 channels, but the model takes {channels}")
+    height, width, channels = classifier.image_shape()
     files = find_images(paths)
 
     def batches() -> Generator[Batch, None, None]:

@@ -96,7 +96,8 @@ EMBEDDED: dict[str, Any] = {n: value for n, value in USER["features"].items() if
 """For frozen features of images, published or not: as for other features, but for which rows are labeled."""
 
 USER_METHOD: dict[tuple[Kind, str], dict[str, Any]] = {
-    ("images", "mixmatch"): {"passes": "fused", "ramp": PartOfSteps(3)},
+    ("images", "mixmatch"): {"lambda_u": 10.0, "passes": "fused", "ramp": PartOfSteps(3)},  # 100 collapses short runs
+    ("features", "supervised"): {"weight_decay": 0.5},  # at 5, weights vanish once the few labels are learned
     ("features", "mixmatch"): {"alpha": 0.2, "lambda_u": 10.0, "passes": "fused", "ramp": PartOfSteps(3)},
 }
 """For user data and a method."""

@@ -154,7 +154,7 @@ def _check_names(method: type[Method], names: set[str], run: Mapping[str, Settin
         raise MixMatchError(f"{method.__name__} declares the setting '{each}', which every run has: rename it")
     for each in method.run_defaults:
         if each not in run:
-            raise unknown(f"setting in run_defaults of {method.__name__}", each, run)
+            raise unknown("setting", each, run, of=f"{method.__name__}.run_defaults")
 
 
 def _unknown(name: str, method: str, known: list[str], of_object: bool) -> MixMatchError:
@@ -162,8 +162,10 @@ def _unknown(name: str, method: str, known: list[str], of_object: bool) -> MixMa
         return MixMatchError(f"{name} is a setting of the method object: give it to {method} itself")
     others = [other for other in methods.METHODS if name in methods.declared(other)]
     if others:
-        return MixMatchError(f"method '{method}' has no setting '{name}' ({', '.join(others)} {_have(others)} it)")
-    return unknown(f"setting of method '{method}'", name, known)
+        own = ", ".join(f"{each}=" for each in known if each not in of_run())
+        more = f"; its own are {own}" if own else ""
+        return MixMatchError(f"method '{method}' has no setting {name}= ({', '.join(others)} {_have(others)} it){more}")
+    return unknown("setting", name, known)
 
 
 def _have(names: list[str]) -> str:
@@ -180,7 +182,7 @@ def check(settings: Settings) -> Settings:
         given = values["method_settings"]
         for name in given:
             if name not in known:
-                raise unknown(f"setting of method '{values['method']}'", name, known or ["none"])
+                raise unknown("setting", name, known, of=f"method '{values['method']}'")
         values["method_settings"] = {
             name: value if isinstance(value, PartOfSteps) else known[name].check(value) for name, value in given.items()
         }
@@ -271,6 +273,12 @@ def read_file(path: Path, method: str | Method | None = None) -> tuple[dict[str,
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise MixMatchError(f"{path}: {name} must be a table of names and values")
+    for name, value in values.items():
+        if isinstance(value, dict) and name not in tables:
+            names_it = f', after method = "{name}"' if name in methods.METHODS else ""
+            raise MixMatchError(
+                f"{path}: unknown table [{name}]: its settings go at the top of the file, outside any table{names_it}"
+            )
     then = {name: declared.default for name, declared in of_run().items()} if "format" in content else {}
     plain = {**then, **{name: value for name, value in values.items() if name not in ("data", *tables)}}
     if method not in (None, plain.get("method", "mixmatch")):

@@ -1,8 +1,9 @@
-"""Numbers and lists in words, for messages."""
+"""Numbers and lists in words, for messages; small tables for notebooks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 
 
 def count(n: int, noun: str, plural: str | None = None) -> str:
@@ -63,3 +64,20 @@ def in_words(seconds: float) -> str:
         if (n := round(seconds / length / step) * step) < most:
             return f"about {count(n, unit)}"
     return "more than a year"
+
+
+def html_table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
+    """A table for a notebook; the first cell of each row names it.
+
+    >>> html_table([["a & b", "1"]])
+    '<table><tr><th style="text-align:left">a &amp; b</th><td style="text-align:left">1</td></tr></table>'
+    """
+
+    def row(cells: Sequence[str], first: str, rest: str) -> str:
+        tags = [first, *[rest] * (len(cells) - 1)]
+        each = [f'<{t} style="text-align:left">{escape(cell)}</{t}>' for t, cell in zip(tags, cells, strict=True)]
+        return f"<tr>{''.join(each)}</tr>"
+
+    lines = [row(head, "th", "th")] if head else []
+    lines += [row(cells, "th", "td") for cells in rows]
+    return f"<table>{''.join(lines)}</table>".encode("utf-8", "replace").decode()  # a file's name may be no text

@@ -103,6 +103,15 @@ def test_help_and_tables_fit_80_columns(call: Call, monkeypatch: pytest.MonkeyPa
     assert "svhn-extra" in call("data", "list").out
 
 
+def test_a_pipe_is_as_wide_as_columns_says(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    for width in (80, 100):
+        monkeypatch.setenv("COLUMNS", str(width))
+        for words in (("methods",), ("methods", "ict")):
+            lines = call(*words).out.splitlines()
+            assert 70 < max(map(len, lines)) <= width
+            assert not any("…" in line for line in lines)
+
+
 def test_defaults_are_shown_where_they_are_fixed(call: Call) -> None:
     shown = " ".join(call("train", "--method", "vat", "--help").out.replace("│", " ").split())
     for words in (
@@ -166,7 +175,8 @@ def test_methods(call: Call) -> None:
 
 
 @pytest.mark.parametrize("name", methods.METHODS)
-def test_a_method(name: str, call: Call) -> None:
+def test_a_method(name: str, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # so that words stay side by side
     result = call("methods", name)
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith(f"{name}: ")

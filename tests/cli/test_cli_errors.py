@@ -54,10 +54,10 @@ def half_done(finished: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("train digit", "unknown data set 'digit': did you mean 'digits'?"),
+        ("train digit", "'digit' is neither a data set nor a file or folder: did you mean 'digits'?"),
         ("train nowhere/photos", "there is no file or folder nowhere/photos"),
-        ("train photos", "nor is there a file or folder of that name"),
-        ("train cifar-10", "unknown data set 'cifar-10': did you mean 'cifar10'?"),
+        ("train photos", "'photos' is neither a data set nor a file or folder (data sets: cifar10, cifar100, digits,"),
+        ("train cifar-10", "'cifar-10' is neither a data set nor a file or folder: did you mean 'cifar10'?"),
         ("train digits --method mixmach", "unknown method 'mixmach': did you mean 'mixmatch'?"),
         ("train digits --network wrn-smal", "unknown network 'wrn-smal': did you mean 'wrn-small'?"),
         ("train digits --schedule cosin", "--schedule 'cosin' must be one of constant, cosine, linear"),
@@ -83,7 +83,7 @@ def half_done(finished: Path, tmp_path: Path) -> Path:
         ("train digits --K two", "--K 'two' must be a whole number of at least 1"),
         ("train digits --alpha 0", "--alpha 0 must be a number above 0"),
         ("train digits --checkpoint-every 0", "--checkpoint-every 0 must be 1 or more"),
-        ("train digits --method supervised --K 2", "method 'supervised' has no setting 'K' (mixmatch has it)"),
+        ("train digits --method supervised --K 2", "method 'supervised' has no setting --K (mixmatch has it)"),
         ("train cifar10 --data-dir empty", "put it at empty/cifar-10"),
         ("train svhn --data-dir empty", "put it at empty/train_32x32.mat"),
         ("evaluate nowhere", "nowhere is not a run folder"),

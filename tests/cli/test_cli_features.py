@@ -87,7 +87,7 @@ def test_a_resumed_run_has_a_baseline_with_its_own_budget_and_columns(call, tabl
     assert "Labels alone: " in result.out
     ours, alone = (json.loads((f / "config.json").read_text())["settings"] for f in (out, out / "baseline"))
     assert alone["method"] == "supervised"
-    apart = {"method", "method_settings"}
+    apart = {"method", "method_settings", "weight_decay"}  # it has its own
     assert {k: v for k, v in alone.items() if k not in apart} == {k: v for k, v in ours.items() if k not in apart}
 
 
@@ -216,7 +216,7 @@ def test_images_in_an_array(call, tmp_path: Path) -> None:
     np.testing.assert_allclose([list(row["probabilities"].values()) for row in predicted], expected, atol=1e-12)
     refused = call("predict", tmp_path / "run", write(tmp_path / "t.csv", HEADER, rows(3, 0, 3)))
     assert refused.code == 2
-    assert "the model takes images, not tables" in refused.err
+    assert "the model takes images, uint8 (N, 8, 8, 1), or paths of image files, not a table" in refused.err
 
 
 def test_exported_features_are_standardized_by_the_graph(call, trained: Path, tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def test_published_data_sets_can_have_features(tmp_path: Path) -> None:
     record = mixmatch.train(
         "digits",
         features="basic",
+        views=1,
         labels=50,
         steps=40,
         eval_every=20,

@@ -73,8 +73,8 @@ def test_files_as_json(trained: Path, call: Call, tmp_path: Path) -> None:
         np.testing.assert_allclose(list(row["probabilities"].values()), probabilities, atol=1e-6)
         assert row["probability"] == max(row["probabilities"].values()) == row["probabilities"][row["class"]]
     target = tmp_path / "predictions.json"
-    silent = call("predict", trained, *files, "--json", "--output", target)
-    assert (silent.code, silent.out, silent.err) == (0, "", "")
+    written = call("predict", trained, *files, "--json", "--output", target)
+    assert (written.code, written.out, written.err) == (0, "", f"wrote 3 predictions to {target}\n")
     assert json.loads(target.read_text()) == rows
     nowhere = call("predict", trained, *files, "--output", tmp_path / "no" / "such.csv")
     assert nowhere.code == 2
@@ -241,8 +241,10 @@ def test_parquet(trained: Path, photos: Path, call: Call, tmp_path: Path, monkey
     assert (result.code, result.out) == (2, "")
     assert result.err == "error: --format parquet is not for standard output: name a file with --output\n"
     target = tmp_path / "p.parquet"
-    assert call("predict", trained, photos, "--format", "parquet", "--output", target).code == 1
+    result = call("predict", trained, photos, "--format", "parquet", "--output", target)
     table = parquet.read_table(target)
+    assert result.code == 1
+    assert result.err.endswith(f"wrote {table.num_rows} predictions to {target}\n")
     assert parquet.ParquetFile(target).num_row_groups == 3
     assert table.column_names == ["file", "class", "probability", *CLASSES]
     rows = json.loads(call("predict", trained, photos, "--json").out)

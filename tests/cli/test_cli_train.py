@@ -71,7 +71,8 @@ def test_output(finished: tuple[Path, Any]) -> None:
     assert "\r" not in result.err
     first, *_, last = result.err.splitlines()
     assert first == "digits mixmatch: 12 steps"
-    assert re.match(r"step 12/12  [\d.]+ steps/s  0:00 left  loss .* confidence .* error [\d.]+ %$", last)
+    assert re.match(r"step 12/12  [\d.]+ steps/s  0:00 left  error [\d.]+ %  loss [\d.]+  loss_x [\d.]+$", last)
+    assert max(map(len, result.err.splitlines())) <= 80
 
 
 def test_finished_run_is_kept(finished: tuple[Path, Any], call: Callable[..., Any]) -> None:
@@ -224,11 +225,15 @@ def test_the_help_follows_the_file_or_the_run(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("--method ict --K 3", "method 'ict' has no setting 'K' (mixmatch has it)"),
-        ("--K 3 --method=ict", "method 'ict' has no setting 'K' (mixmatch has it)"),
-        ("--epsilon 2", "method 'mixmatch' has no setting 'epsilon' (vat has it)"),
+        ("--method ict --K 3", "method 'ict' has no setting --K (mixmatch has it)"),
+        ("--K 3 --method=ict", "method 'ict' has no setting --K (mixmatch has it)"),
+        ("--epsilon 2", "method 'mixmatch' has no setting --epsilon (vat has it)"),
+        (
+            "--method ict --lambda-u 3",
+            "setting --lambda-u (mixmatch has it); its own are --consistency-weight, --alpha, ",
+        ),
         ("--method ict --K two", "--K 'two' must be a whole number of at least 1"),
-        ("--method supervised --alpha 0.5", "method 'supervised' has no setting 'alpha' (mixmatch, "),
+        ("--method supervised --alpha 0.5", "method 'supervised' has no setting --alpha (mixmatch, "),
     ],
 )
 def test_a_setting_of_another_method(arguments: str, said: str, call: Callable[..., Any]) -> None:
@@ -268,8 +273,15 @@ def test_from_a_toml_file(call: Callable[..., Any], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.toml", "stepps = 3", "unknown setting of method 'mixmatch' 'stepps': did you mean 'steps'?"),
-        ("a.toml", 'method = "ict"\nK = 3', "method 'ict' has no setting 'K' (mixmatch has it)"),
+        ("a.toml", "stepps = 3", "unknown setting 'stepps': did you mean 'steps'?"),
+        ("a.toml", 'method = "ict"\nK = 3', "method 'ict' has no setting --K (mixmatch has it)"),
+        (
+            "a.toml",
+            "[ict]\nalpha = 0.3",
+            "unknown table [ict]: its settings go at the top of the file, outside any table",
+        ),
+        ("a.toml", "[ict]\nalpha = 0.3", 'outside any table, after method = "ict"'),
+        ("a.toml", "[training]\nsteps = 3", "unknown table [training]: its settings go at the top of the file"),
         ("a.toml", "steps = 0", "--steps 0 must be a whole number of at least 1"),
         ("a.toml", 'steps = "many"', "--steps 'many' must be a whole number of at least 1"),
         ("a.toml", "steps = ", "a.toml is not a file of settings, TOML or a run's config.json"),

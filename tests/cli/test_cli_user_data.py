@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,32 @@ def test_too_few_labels_say_so_and_train_all_the_same(call, photos: Path, tmp_pa
     assert json.loads((tmp_path / "run" / "result.json").read_text())["error"] is None
     result = call("evaluate", str(tmp_path / "run"))
     assert result.code == 2
-    assert "no test images" in result.err
+    assert f"error: {photos} has no test images: too few labels to evaluate: 'digit 0' has 2" in result.err
+
+
+def test_a_run_that_saved_nothing_is_begun_again(call, tmp_path: Path) -> None:
+    rows = "".join(f"{i % 7},{i % 5},{'ab'[i % 2] if i < 40 else ''}\n" for i in range(80))
+    (tmp_path / "rows.csv").write_text("x,y,label\n" + rows)
+    given = ("train", tmp_path / "rows.csv", "--no-baseline", "--out", tmp_path / "run", "--steps")
+    assert call(*given, 2).code == 0
+    for left in (tmp_path / "run").iterdir():  # as an error in the first step would have left it
+        if left.name != "config.json" and not left.name.startswith("."):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+    result = call(*given, 3)
+    assert result.code == 0, result.err
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 3
+    assert "holds a run already" in call(*given, 3).err
+
+
+def test_advice_is_spelled_as_options(call, tmp_path: Path) -> None:
+    rows = "".join(f"{i},{i % 7},{i % 5},{'ab'[i % 2] if i < 40 else ''}\n" for i in range(80))
+    (tmp_path / "rows.csv").write_text("id,x,y,label\n" + rows)
+    advice = "leave the column out with --ignore 'id', or with --id-column 'id', which keeps it in predictions"
+    checked = call("data", "check", tmp_path / "rows.csv", "--no-trial")
+    assert advice in checked.out
+    result = call("train", tmp_path / "rows.csv", "--steps", 2, "--no-baseline", "--out", tmp_path / "run")
+    assert result.code == 0, result.err
+    assert advice in result.err
 
 
 @pytest.mark.parametrize(

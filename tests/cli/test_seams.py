@@ -75,7 +75,7 @@ class Bounded(Labels):
     ("method", "message"),
     [
         (Clashing(), "Clashing declares the setting 'momentum', which every run has: rename it"),
-        (Misspelled(), "unknown setting in run_defaults of Misspelled 'optimiser': did you mean 'optimizer'?"),
+        (Misspelled(), "unknown setting 'optimiser' of Misspelled.run_defaults: did you mean 'optimizer'?"),
         (Bounded(threshold=7.0), "threshold=7.0 must be a number between 0 and 1"),
     ],
 )
@@ -218,7 +218,7 @@ def test_methods_that_cannot_be_compared_train_and_resume(tmp_path: Path) -> Non
 def test_wrong_names_of_how_data_is_read(tmp_path: Path) -> None:
     table = str(csv(tmp_path / "rows.csv", 60))
     (tmp_path / "c.toml").write_text("[data_options]\nignor = ['x']\n")
-    with pytest.raises(MixMatchError, match=r"unknown setting of how data is read 'ignor': did you mean 'ignore'\?"):
+    with pytest.raises(MixMatchError, match=r"unknown setting 'ignor' of how data is read: did you mean 'ignore'\?"):
         mixmatch.train(table, config=tmp_path / "c.toml", out=tmp_path / "run")
     (tmp_path / "c.toml").write_text("[data_options]\nignore = 'xy'\n")
     with pytest.raises(MixMatchError, match="ignore='xy' must be a list of columns"):

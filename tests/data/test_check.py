@@ -17,6 +17,7 @@ from mixmatch.data.user.arrays import read_arrays
 from mixmatch.data.user.check import duplicates, findings, separability
 from mixmatch.data.user.folder import read_folder
 from mixmatch.data.user.rows import Finding, UserData
+from mixmatch.data.user.table import read_table
 
 DIGITS = np.rint(load_digits().images * (255 / 16)).astype(np.uint8)[..., None]
 TARGET = load_digits().target.astype(np.int64)
@@ -141,6 +142,27 @@ def test_somewhat_different() -> None:
     finding = inspect.likeness(images(user.labels, pixels))
     assert "differ somewhat" in finding.message
     assert 66 <= int(finding.message.split(" % ")[0].split()[-1]) <= 74
+
+
+def table(path: Path, columns: dict[str, Any], labeled: int) -> UserData:
+    """A table whose first `labeled` rows have a label."""
+    lines = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
+    rows = [f"{line},{'ab'[i % 2] if i < labeled else ''}" for i, line in enumerate(lines)]
+    path.write_text("\n".join([",".join([*columns, "label"]), *rows]))
+    return read_table(path)
+
+
+def test_identifiers_are_not_compared(tmp_path: Path) -> None:
+    """The first rows are labeled: the column that counts them tells them apart, and has a finding of its own."""
+    x, y = np.random.default_rng(0).normal(size=(2, 200)).round(3)
+    found = kinds(findings(table(tmp_path / "own.csv", {"id": range(200), "x": x, "y": y}, labeled=80)))
+    assert "row-number" in found
+    assert "look alike: shown one of each (without 'id'), a simple model" in found["likeness"].message
+    x[80:] += 3
+    found = kinds(findings(table(tmp_path / "own.csv", {"id": range(200), "x": x, "y": y}, labeled=80)))
+    assert "data differ: shown one of each (without 'id')" in found["likeness"].message
+    alone = kinds(findings(table(tmp_path / "own.csv", {"id": range(200)}, labeled=80)))
+    assert "data differ: shown one of each, a" in alone["likeness"].message  # nothing else is left
 
 
 def test_too_few_to_compare() -> None:

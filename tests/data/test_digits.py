@@ -29,7 +29,7 @@ def test_digits(tmp_path: Path) -> None:
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(MixMatchError, match=r"data set 'cifar': did you mean 'cifar10'\?.* nor is there a file"):
+    with pytest.raises(MixMatchError, match=r"neither a data set nor a file or folder: did you mean 'cifar10'\?$"):
         load("cifar")
 
 

@@ -554,7 +554,7 @@ def test_methods_without_draws(name: str) -> None:
         ("mixup", {"keep_order": 1}, "keep_order=1 must be true or false"),
         ("ict", {"alpha": math.nan}, "alpha=nan must be a number above 0"),
         ("supervised", {"smoothing": 2}, "smoothing=2 must be a number between 0 and 1"),
-        ("ict", {"lambda_u": 75}, "unknown setting of method 'ict' 'lambda_u'"),
+        ("ict", {"lambda_u": 75}, "unknown setting 'lambda_u' of method 'ict'"),
     ],
 )
 def test_wrong_settings_are_named(name: str, settings: dict[str, Any], message: str) -> None:

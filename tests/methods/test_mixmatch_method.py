@@ -406,7 +406,7 @@ def test_build_uses_what_is_given() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lamda_u": 75}, "unknown setting of method 'mixmatch' 'lamda_u': did you mean 'lambda_u'?"),
+        ({"lamda_u": 75}, "unknown setting 'lamda_u' of method 'mixmatch': did you mean 'lambda_u'?"),
         ({"K": 0}, "K=0 must be a whole number of at least 1"),
         ({"K": -2}, "K=-2 must be a whole number of at least 1"),
         ({"K": 1.5}, "K=1.5 must be a whole number of at least 1"),
@@ -437,5 +437,7 @@ def test_wrong_settings_are_named(settings: dict[str, Any], message: str) -> Non
 def test_unknown_methods_and_settings_of_others() -> None:
     with pytest.raises(MixMatchError, match=r"^unknown method 'mixmach': did you mean 'mixmatch'\?"):
         build("mixmach", {})
-    with pytest.raises(MixMatchError, match=r"^unknown setting of method 'supervised' 'lambda_u' \(known: "):
+    with pytest.raises(
+        MixMatchError, match=r"^unknown setting 'lambda_u' of method 'supervised' \(known: smoothing\)$"
+    ):
         build("supervised", {"lambda_u": 75})

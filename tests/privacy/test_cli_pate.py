@@ -138,8 +138,23 @@ def test_analyze_labels_per_teacher(tmp_path):
     assert a == b
 
 
+def test_analyze_shows_the_epsilon_that_is_safe_to_publish_in_words(votes):
+    text = pate("analyze", "--votes", votes, *CONFIDENT, "--delta", 1e-5).stdout
+    bound = min((100 / (2 * 150**2) + 100 / 1600) * a + np.log(1e5) / (a - 1) for a in np.arange(2, 101, 0.5))
+    assert text.splitlines()[-3:] == [
+        f"privacy: epsilon {bound:.2f} at delta 1e-05, which is safe to publish",
+        f"  epsilon: one private record makes no outcome more than {np.exp(bound):.1f} times as likely",
+        "  delta: the probability that this fails; keep it below 1 / number of records",
+    ]
+    for private in ("0.9035", "1.4822", "all charged", "sensitive"):
+        assert private not in text
+    planned = pate("analyze", "--votes", votes, *CONFIDENT, "--delta", 1e-5, "--smooth-sensitivity").stdout
+    assert "sanitised mean" in planned
+    assert "0.9035" not in planned
+
+
 def test_analyze_as_text_says_which_epsilon_is_which(votes):
-    text = pate("analyze", "--votes", votes, *CONFIDENT, "--delta", 1e-5, "--smooth-sensitivity").stdout
+    text = pate("analyze", "--votes", votes, *CONFIDENT, "--delta", 1e-5, "--smooth-sensitivity", "--all").stdout
     for word in ("expected", "all charged", "data independent", "sanitised mean", "0.9035", "1.4822", "note: "):
         assert word in text
 
@@ -249,6 +264,20 @@ def test_label_answers_within_the_budget_and_goes_on(votes, tmp_path):
     )  # fmt: skip
     assert checked["epsilon_realised"] == pytest.approx(second["epsilon_realised"])
     assert checked["epsilon_expected"] == pytest.approx(second["epsilon_expected"])
+
+
+def test_label_shows_what_may_be_published_and_what_is_left(votes, tmp_path):
+    common = ("label", "--votes", votes, *CONFIDENT, "--delta", 1e-5, "--output", tmp_path / "a.json")
+    spent = as_json(*common, "--max-epsilon", 0.6)
+    text = pate(*common, "--max-epsilon", 0.6).stdout
+    published, used = spent["epsilon_data_independent_all_charged"], spent["epsilon_realised"]
+    assert f"privacy: epsilon {published:.2f} at delta 1e-05, which is safe to publish\n" in text
+    assert f"budget: {used:.2f} of 0.6 spent (--charging realised --bound data-dependent; private)\n" in text
+    assert f"{spent['epsilon_expected']:.4f}" not in text
+    assert f"{spent['epsilon_expected']:.4f}" in pate(*common, "--max-epsilon", 0.6, "--all").stdout
+    public = ("--ledger", tmp_path / "b.jsonl", "--max-epsilon", 1, "--bound", "data-independent", "--charging", "all")
+    assert "spent (--charging all --bound data-independent)\n" in pate(*common, *public).stdout
+    assert "budget" not in pate(*common).stdout
 
 
 def test_label_as_csv_with_a_seed(votes, tmp_path):

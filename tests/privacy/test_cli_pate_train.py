@@ -75,8 +75,15 @@ def test_from_teachers_to_a_student(call, tmp_path):
         assert summary["privacy"][name] == json.loads(out)[name]
     assert len(list((tmp_path / "r").glob("digits-test-mixmatch-*.json"))) == 2
     assert json.loads((tmp_path / "s" / "mixmatch.json").read_text()) == summary
+    code, out, _ = call(*student, "--out", "s", "--resume", "--votes", "t/votes.npz", *mechanism)
+    assert code == 0
+    assert f"epsilon {summary['privacy']['epsilon_data_independent_all_charged']:.2f} at delta 0.0001" in out
+    assert f"{summary['privacy']['epsilon_realised']:.3f} realised" not in out
+    code, out, _ = call(*student, "--out", "s", "--resume", "--votes", "t/votes.npz", *mechanism, "--all")
+    assert f"{summary['privacy']['epsilon_realised']:.3f} realised" in out
     code, out, _ = call(*student, "--out", "s", "--resume")
     assert code == 0
+    assert "not computed (--votes)" in out
     assert "mixmatch, 2 students, 2 steps" in out
     assert "0.97" not in out  # which is SVHN's
 
@@ -87,8 +94,16 @@ def test_all_of_it(call, tmp_path):
              "--noise-seed", 1)  # fmt: skip
     code, out, err = call("run", *given)
     assert code == 0, err
-    for word in ("3 teachers", "expected", "realised", "all charged", "mixmatch", "supervised", "weak"):
+    for word in ("3 teachers", "which is safe to publish", "epsilon: one", "delta: the", "supervised", "weak"):
         assert word in out
+    for private in ("expected", "realised", "all charged"):
+        assert private not in out
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())["privacy"]
+    assert f"privacy: epsilon {summary['epsilon_data_independent_all_charged']:.2f} at delta 0.0001" in out
+    code, out, err = call("run", *given, "--resume", "--all")
+    assert code == 0, err
+    for name in ("expected", "realised", "all_charged"):
+        assert f"{summary[f'epsilon_{name}']:.3f} {name.replace('_', ' ')}" in out
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {
         "answers.json", "privacy.png", "shards.json", "students", "summary.json", "teachers", "votes.json",
@@ -118,7 +133,7 @@ def test_a_noise_seed_is_warned_about(call):
         (("teachers", "digits", "--teachers", 1298), "1,297 private images cannot be cut into 1,298 shards"),
         (("teachers", "digits", "--teachers", 2, "--method", "mixmatch"), "needs unlabeled images"),
         (("teachers", "digits", "--teachers", 2, "--labels", "x"), "--labels x must be a number"),
-        (("teachers", "digit", "--teachers", 2), "unknown data set 'digit'"),
+        (("teachers", "digit", "--teachers", 2), "'digit' is neither a data set nor a file or folder"),
         (("student", "--data", "digits-test"), "needs the teachers' answers: give --answers"),
         (("student",), "test_32x32.mat"),
         (("student", "--delta", 1e-6), "give --votes too"),

@@ -201,7 +201,7 @@ def test_mistakes_are_one_line(given, options, message):
 def test_only_test_images_are_public():
     with pytest.raises(MixMatchError, match="data=digits: a student's public images are test images"):
         prepare("digits", asked())
-    with pytest.raises(MixMatchError, match="unknown data set 'svhm'"):
+    with pytest.raises(MixMatchError, match="'svhm' is neither a data set nor a file or folder: did you mean 'svhn'"):
         prepare("svhm-test", asked())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -356,3 +356,126 @@ def test_a_setting_that_is_a_tuple_survives_resuming(tmp_path: Path) -> None:
     method = Wrong(which=("fine",))
     mixmatch.train("digits", method=method, out=tmp_path, **settings(steps=3))
     assert mixmatch.train("digits", method=method, out=tmp_path, resume=True, **settings(steps=6))["steps"] == 6
+
+
+# ---------------------------------------------------------------- written in a hurry
+
+
+def supervised(model: Predictor, batch: Batch) -> Tensor:
+    return -(batch.y * F.log_softmax(model(batch.x, stats="update"), 1)).sum(1).mean()
+
+
+def returning(answer: Callable[[Tensor], Any]) -> Method:
+    """A method whose loss returns what `answer` makes of it."""
+
+    class Hurried(Method):
+        def loss(self, model: Predictor, batch: Batch, *given: Any) -> Any:
+            return answer(supervised(model, batch))
+
+    return Hurried()
+
+
+def test_metrics_may_be_plain_numbers(tmp_path: Path) -> None:
+    numbers = returning(lambda loss: Step(loss, {"loss": loss.item(), "half": np.float32(0.5), "one": 1}))
+    train(tmp_path / "numbers", numbers, compile=False)
+    train(tmp_path / "tensors", returning(lambda loss: Step(loss, {"loss": loss})), compile=False)
+    for a, b in zip(*(RunFolder(tmp_path / name).metrics() for name in ("numbers", "tensors")), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-6)
+        assert (a["half"], a["one"]) == (0.5, 1.0)
+
+
+def test_what_cannot_be_compiled_still_trains_and_says_why(tmp_path: Path) -> None:
+    notes: list[str] = []
+
+    class Notes(Quiet):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    looks = returning(lambda loss: Step(loss, {"loss": loss.item() if loss > 0 else 0.0}))
+    record = train(tmp_path / "run", looks, compile=True, steps=2, network=Small(), reporter=Notes())
+    assert not record["engine"]["compiled"]
+    assert [note for note in notes if note.startswith("the step cannot be compiled (")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda loss: loss, 'returns a Tensor: return a Step, as in Step(loss, {"loss": loss})'),
+        (lambda loss: None, "returns a NoneType: return a Step"),
+        (lambda loss: Step(loss.item(), {}), "must be a scalar tensor with a gradient"),
+        (lambda loss: Step(loss.detach(), {}), "must be a scalar tensor with a gradient"),
+        (lambda loss: Step(loss.expand(3), {}), "must be a scalar tensor with a gradient"),
+        (lambda loss: Step(loss, {"each": loss.expand(3)}), "returns the metric 'each', which must be a scalar"),
+    ],
+)
+def test_what_is_no_step_is_refused(answer: Callable[[Tensor], Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(MixMatchError) as caught:
+        train(tmp_path / "run", returning(answer))
+    assert f"the loss of method 'custom:Hurried' {said}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_of_what_is_no_dataclass_are_refused(tmp_path: Path) -> None:
+    class Plain(Method):
+        gamma = setting(3.0, "A setting that nobody would have recorded.")
+
+        def loss(self, model: Predictor, batch: Batch, *given: Any) -> Step:
+            return Step(supervised(model, batch), {})
+
+    class Derived(Everything):
+        gamma: float = setting(3.0, "Another.")
+
+    for method in (Plain(), Derived()):
+        with pytest.raises(MixMatchError, match=r"setting 'gamma' but is not a dataclass: put @dataclass\(frozen"):
+            train(tmp_path / "run", method)
+    assert not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------- begun again
+
+
+def test_a_run_that_failed_before_it_saved_anything_is_begun_again(tmp_path: Path) -> None:
+    with pytest.raises(MixMatchError, match="return a Step"):
+        train(tmp_path / "run", returning(lambda loss: loss))
+    assert RunFolder(tmp_path / "run").exists()
+    record = train(tmp_path / "run", Everything(weight=0.1))  # another method: nothing of the first is left
+    assert record["settings"]["method_settings"]["weight"] == 0.1
+    assert RunFolder(tmp_path / "run").config()["settings"]["method"] == "custom:Everything"
+    with pytest.raises(MixMatchError, match="holds a run already"):
+        train(tmp_path / "run", Everything(weight=0.1))
+
+
+def test_resumed_it_keeps_its_settings(tmp_path: Path) -> None:
+    """Of a run that was killed before its first checkpoint, the settings are what is kept."""
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path / "run", reporter=Crash(1), seed=5)
+    assert mixmatch.train("digits", method=Everything(), out=tmp_path / "run", resume=True)["seed"] == 5
+
+
+@pytest.mark.parametrize("kept", ["checkpoint/step-00000003/state.json", "result.json", "metrics.jsonl", "notes.txt"])
+def test_a_folder_with_anything_to_keep_is_not_begun_again(kept: str, tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path, reporter=Crash(1))
+    (tmp_path / kept).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / kept).write_text('{"step": 3}')
+    with pytest.raises(MixMatchError, match="holds a run already"):
+        train(tmp_path)
+
+
+def test_a_folder_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(MixMatchError, match=r"config\.json was not written by this version of mixmatch"):
+        train(tmp_path)
+    assert (tmp_path / "config.json").read_text() == '{"model_type": "bert"}'
+
+
+def test_a_run_that_is_just_beginning_elsewhere_is_left_alone(tmp_path: Path) -> None:
+    class Second(Quiet):
+        """The first run has its folder, and nothing in it yet."""
+
+        def start(self, title: str, step: int, total: int) -> None:
+            assert RunFolder(tmp_path).saved_nothing()
+            with pytest.raises(MixMatchError, match="another process is writing to"):
+                train(tmp_path)
+
+    train(tmp_path, reporter=Second())

@@ -151,7 +151,8 @@ def test_a_run_without_test_rows_keeps_its_split(tmp_path: Path) -> None:
     random, table, out = np.random.default_rng(0), tmp_path / "rows.csv", tmp_path / "run"
     lines = [f"{i},{random.normal():.3f},{('a', 'b', '')[(i > 20) + (i > 23)]}" for i in range(60)]
     table.write_text("\n".join(["n,x,label", *lines]) + "\n")
-    options = {"out": out, "device": "cpu", "reporter": Quiet()}
+    alone = {"baseline": False, "cross_validate": False}  # as train() was then
+    options: dict[str, Any] = {"out": out, "device": "cpu", "reporter": Quiet(), **alone}
     mixmatch.train(str(table), hold_out="all-classes", steps=2, **options)
     config = json.loads((out / "config.json").read_text())
     assert config["split"]["test"] == 0

@@ -112,9 +112,34 @@ def test_lines_tell_runs_beside_each_other_apart(clock: Clock) -> None:
         "digits mixmatch seed 2: 100 steps",
         "digits mixmatch seed 2: step 31/100  1.0 steps/s  1:09 left  loss 0.5",
         "digits mixmatch seed 2: compiled the training step in 3 s",
-        "digits mixmatch seed 2: step 62/100  5.2 steps/s  0:07 left  loss 0.25  error 12.00 %",
-        "digits mixmatch seed 2: step 100/100  11.5 steps/s  0:00 left    error 11.00 %",
+        "digits mixmatch seed 2: step 62/100  5.2 steps/s  0:07 left  error 12.00 %  loss 0.25",
+        "digits mixmatch seed 2: step 100/100  11.5 steps/s  0:00 left  error 11.00 %",
     ]
+
+
+def test_lines_have_the_values_that_fit(clock: Clock) -> None:
+    console = screen(80)
+    log = Log(console)
+    log.start("digits mixmatch", 0, 1_048_576)
+    clock.now += 31
+    values = {"loss": 0.5, "loss_x": 0.25, "loss_u": 0.0125, "weight": 75.0, "confidence": 0.8765}
+    log.steps(524_288, values)
+    clock.now += 31
+    log.evaluated({"step": 1_048_576, "test_error": 12.0, **values})
+    lines = shown(console).splitlines()
+    assert lines[1] == "step 524,288/1,048,576  16912.5 steps/s  0:31 left  loss 0.5  loss_x 0.25"
+    assert lines[2].endswith("left  error 12.00 %  loss 0.5")
+    assert max(map(len, lines)) <= 80
+
+
+def test_the_last_step_is_shown_once(clock: Clock) -> None:
+    console = screen(80)
+    log = Log(console)
+    log.start("digits mixmatch", 0, 100)
+    clock.now += 31
+    log.steps(100, {"loss": 0.5})
+    log.evaluated({"step": 100, "test_error": 11.0, "loss": 0.5})
+    assert shown(console).splitlines()[1:] == ["step 100/100  3.2 steps/s  0:00 left  error 11.00 %  loss 0.5"]
 
 
 def test_lines_of_a_run_alone(clock: Clock) -> None:

@@ -16,6 +16,7 @@ from mixmatch.data.user.encoding import Encoding, Numeric
 from mixmatch.data.user.rows import UserData
 from mixmatch.settings import resolve
 from mixmatch.training import timing
+from mixmatch.training.choose import Choice
 from mixmatch.training.timing import Cost, Trial, cost, describe
 from mixmatch.training.trainer import Trainer
 
@@ -56,6 +57,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], float]],
 
         monkeypatch.setattr(Trainer, "advance", advance)
         monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+        monkeypatch.setattr(timing, "choose_features", lambda device: Choice("none", ""))  # as on a GPU
         return steps
 
     return install
@@ -120,6 +122,24 @@ def test_what_does_not_fit_into_the_time_is_worked_out(clock: Any) -> None:
     assert {size for size, _ in steps} == {32}
     assert "takes about 27 hours" in found.message  # 4,096 steps of 9 * 2 s, and a third of that for the baseline
     assert "4,096 steps of 18.0 s with wrn-auto (from steps with images of 32x32 pixels)" in found.message
+
+
+def test_images_without_a_gpu_are_tried_as_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    embedded: list[int] = []
+    embed = timing.embedded
+
+    def counted(data: Any, *more: Any) -> Any:
+        embedded.append(len(data.source.train) + len(data.source.test))
+        return embed(data, *more)
+
+    monkeypatch.setattr(timing, "embedded", counted)
+    found, first = cost(pictures(32), "cpu")
+    assert len(embedded) == 1
+    assert 0 < embedded[0] <= 3 * timing.FEW
+    assert "basic features of each image, then 1,024 steps of" in found.message
+    assert "with mlp" in found.message
+    assert first is not None
+    assert first[:2] == (None, None)
 
 
 def test_without_unlabeled_rows_the_labels_alone_are_tried() -> None:

@@ -61,7 +61,7 @@ COMMANDS: dict[str, Command | Group] = {
         many=True,
     ),
     "results": Command(
-        "reproduce:results_page",
+        "results:results",
         "Write the page of all results, or draw a run's error over its steps, from the records and nothing else.",
     ),
     "data": Group(
@@ -105,7 +105,7 @@ COMMANDS: dict[str, Command | Group] = {
         {
             "analyze": Command(
                 "pate.analyze:analyze",
-                "Show what queries cost in privacy, in every way of charging. Reads only; answers nothing.",
+                "Show what queries cost in privacy. Reads only; answers nothing.",
             ),
             "label": Command(
                 "pate.label:label", "Answer queries by the teachers' noisy vote, within a budget. -1 means refused."

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +12,6 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Table
 
 from mixmatch import data
@@ -27,6 +23,7 @@ from mixmatch.data.user.check import findings
 from mixmatch.data.user.rows import Finding, UserData
 from mixmatch.errors import MixMatchError
 from mixmatch.text import count, in_words
+from mixmatch.training.progress import bar
 from mixmatch.training.timing import FirstRun, cost
 
 COLORS = {"info": "green", "warning": "yellow", "error": "red"}
@@ -107,14 +104,6 @@ def check(
     screen.print(f"image shape: {'x'.join(map(str, shape))}")
     for title, part in parts.items():
         screen.print(f"pixel sha256 of {title}: {part['sha256']}", soft_wrap=True)
-
-
-@contextmanager
-def bar(title: str, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, for work that counts images; gone when the work is done."""
-    with Progress(console=Console(stderr=True), transient=True, disable=not (shown and sys.stderr.isatty())) as screen:
-        task = screen.add_task(title, total=None)
-        yield lambda done, total: screen.update(task, completed=done, total=total)
 
 
 def read_with_bar(path: Path, reading: data.Reading, shown: bool = True) -> UserData:

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mixmatch import export as export_
-from mixmatch.classifier import load_run
 from mixmatch.cli.options import Run
-
-
-class Format(StrEnum):
-    """What a model can be exported as."""
-
-    ONNX = "onnx"
-    SAFETENSORS = "safetensors"
+from mixmatch.export import CHECKED, Format, export_model
 
 
 def export(
@@ -40,14 +31,7 @@ def export(
 
       mixmatch export runs/photos --format safetensors --output photos.safetensors
     """
-    classifier = load_run(run, "cpu")
-    name = run.stem if run.is_file() else run.resolve().name
-    path = output if output is not None else Path(f"{name}.{kind.value}")
-    if kind is Format.ONNX:
-        difference = export_.to_onnx(classifier, path)
-        sizes = " and ".join(map(str, export_.CHECKED))
-        checked = f", checked with onnxruntime at batch sizes {sizes} (largest difference {difference:.1e})"
-    else:
-        export_.to_safetensors(classifier, path)
-        checked = ""
-    print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB){checked}")
+    path, difference = export_model(run, output, kind)
+    sizes = " and ".join(map(str, CHECKED))
+    checked = f", checked with onnxruntime at batch sizes {sizes} (largest difference {difference or 0:.1e})"
+    print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB){'' if difference is None else checked}")

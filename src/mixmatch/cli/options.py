@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import is_dataclass
@@ -157,9 +158,10 @@ def parse_labels(value: str | None) -> int | str | None:
 
 
 def console() -> Console:
-    """Standard output. A pipe has no width, so tables get one that does not fold them."""
+    """Standard output. A pipe has no width: it is $COLUMNS, else one that does not fold tables."""
     screen = Console(highlight=False, emoji=False)
-    return screen if screen.is_terminal else Console(highlight=False, emoji=False, width=140)
+    known = screen.is_terminal or "COLUMNS" in os.environ
+    return screen if known else Console(highlight=False, emoji=False, width=140)
 
 
 def print_json(value: object) -> None:

@@ -19,11 +19,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mixmatch.classifier import load_run
-from mixmatch.cli.options import Device, Run
+from mixmatch.cli.options import Device, Run, say
 from mixmatch.data import TABLES
 from mixmatch.data.user.images import quiet_pillow
 from mixmatch.errors import MixMatchError
 from mixmatch.predict import Prediction, holds_rows, predict_files
+from mixmatch.text import count
 
 FEW = 16
 """For so few files no bar is shown."""
@@ -100,11 +101,13 @@ def predict(
     try:
         with quiet_pillow(), closing(predictions), closing(bar):
             rows = _least_certain_first(predictions) if sort else predictions
-            _write(kind, output, rows, classifier.classes, named)
+            written = _write(kind, output, rows, classifier.classes, named)
     except BrokenPipeError:
         raise
     except OSError as error:
         raise MixMatchError(f"cannot write {output or 'the output'}: {error.strerror or error}") from None
+    if output is not None:
+        say(f"wrote {count(written, 'prediction')} to {output}")
     if bar.warned:
         raise typer.Exit(1)
 
@@ -166,18 +169,26 @@ def _check_output(kind: Format, output: Path | None) -> None:
 
 def _write(
     kind: Format, output: Path | None, rows: Iterable[Prediction], classes: Sequence[str], id_column: str | None
-) -> None:
-    """Write predictions to a file, or to standard output, with the id of each row first if there is a column of ids.
-    The file is opened before the first prediction is taken."""
+) -> int:
+    """Write predictions to a file, or to standard output, with the id of each row first if there is a column of ids;
+    returns how many. The file is opened before the first prediction is taken."""
+    written = 0
+
+    def counted() -> Iterator[Prediction]:
+        nonlocal written
+        for written, row in enumerate(rows, 1):  # noqa: B007
+            yield row
+
     if id_column in FIXED:
         id_column = f"{id_column} (id)"
     with _target(output, binary=kind is Format.PARQUET) as out:
         if kind is Format.CSV:
-            _write_csv(out, rows, classes, id_column)
+            _write_csv(out, counted(), classes, id_column)
         elif kind is Format.JSON:
-            _write_json(out, rows, classes, id_column)
+            _write_json(out, counted(), classes, id_column)
         else:
-            _write_parquet(out, rows, classes, id_column)
+            _write_parquet(out, counted(), classes, id_column)
+    return written
 
 
 @contextmanager

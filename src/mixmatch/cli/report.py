@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from mixmatch import api
 from mixmatch.cli.options import DataDir, Device, Json, Moved, Run, console, print_json
 from mixmatch.cli.verdict import show_verdict
 from mixmatch.report import Report, write_report
@@ -36,9 +35,8 @@ def report(
 
       mixmatch report runs/photos --data /mnt/photos
     """
-    opener = lambda: api.open_run(run, data_dir, data=moved)  # noqa: E731
     with Console(stderr=True).status("predicting the run's images"):
-        found, page, to_label = write_report(run, output, data=opener, device=device)
+        found, page, to_label = write_report(run, output, data=moved, data_dir=data_dir, device=device)
     if as_json:
         print_json(_summary(found, page, to_label))
         return

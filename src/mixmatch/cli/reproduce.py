@@ -1,4 +1,4 @@
-"""`mixmatch reproduce` and `mixmatch results`: the paper's tables and figures with our runs beside its numbers."""
+"""`mixmatch reproduce`: the paper's tables and figures with our runs beside its numbers."""
 
 from __future__ import annotations
 
@@ -111,42 +111,6 @@ def reproduce(
         say(f"failed: {planned.name}: {reason}")
     if failed:
         raise typer.Exit(1)
-
-
-def results_page(
-    results: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("results"),
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here, not to standard output.")] = None,
-    curve: Annotated[
-        Path | None, typer.Option(help="Instead, draw the error of this record or run over its steps, to --output.")
-    ] = None,
-) -> None:
-    """Write the page of all results, or draw a run's error over its steps, from the records and nothing else.
-
-    Examples:
-
-      mixmatch results --output docs/results.md
-
-      mixmatch results --curve runs/cifar --output cifar.png
-    """
-    if curve is not None:
-        if output is None or output.suffix.lower() not in (".png", ".svg", ".pdf"):
-            raise MixMatchError("--curve needs a picture to draw: --output FILE, which ends in .png, .svg or .pdf")
-        record = curve / "result.json" if curve.is_dir() else curve
-        if not record.exists():
-            unfinished = "is no finished run: finish it with train --resume" if curve.is_dir() else "does not exist"
-            raise MixMatchError(f"{curve} {unfinished}")
-        figures.curve(records.load(record), output)
-        return
-    if not results.is_dir():
-        raise MixMatchError(f"there is no folder of records {results}")
-    text = paper_tables.results_page(records.load_all(results, warn))
-    if output is None:
-        print(text, end="")
-    else:
-        try:
-            output.write_text(text)
-        except OSError as error:
-            raise MixMatchError(f"{output} cannot be written ({error.strerror})") from None
 
 
 def _list(name: str, runs: list[Planned], out: Path, results: Path, device: str, as_json: bool) -> None:

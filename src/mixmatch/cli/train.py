@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mixmatch import methods
+from mixmatch.api import train_user_data
 from mixmatch.cli import with_options
-from mixmatch.cli.data_check import bar, read_with_bar
 from mixmatch.cli.options import (
     READING,
     USER_DATA,
@@ -24,21 +24,19 @@ from mixmatch.cli.options import (
     console,
     expand_options,
     print_json,
+    warn,
 )
 from mixmatch.cli.verdict import show_verdict
-from mixmatch.data import Reading, is_path
-from mixmatch.data.opened import Data
+from mixmatch.data import is_path
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.here import run_one
 from mixmatch.presets import DATA, DATA_METHOD, USER, USER_METHOD
-from mixmatch.report import conclude
-from mixmatch.settings import BASIC, from_dict, of_run, read_file
+from mixmatch.settings import BASIC, of_run, read_file
 from mixmatch.text import duration
 from mixmatch.training.evaluate import REPORTED
 from mixmatch.training.plan import plan
-from mixmatch.training.progress import Quiet
-from mixmatch.training.run import Record, RunFolder
-from mixmatch.training.session import Work, located, user_data
+from mixmatch.training.progress import Quiet, bar
+from mixmatch.training.run import Record
 
 RUN, SETTINGS = "Run", "Settings (where no default is shown: the paper's for this data set)"
 
@@ -180,40 +178,21 @@ def train(
     if not is_path(data):
         _show(run_one(work), work.job.out, as_json)
         return
-    work = replace(work, note=with_options(work.note))
-    opened = _open(work, quiet)
-    record = run_one(replace(work, data=opened))
-    report, page = conclude(work, opened, baseline=baseline, cross_validate=cross_validate)
+    record, report, page = train_user_data(
+        replace(work, note=with_options(work.note)),
+        baseline=baseline,
+        cross_validate=cross_validate,
+        bar=partial(bar, shown=not quiet),
+        warn=lambda text: warn(with_options(text)),
+    )
     if as_json:
-        verdict = {"verdict": report.verdict.text, "verdict_details": report.verdict.to_dict()}
-        print_json({**record, **verdict, "report": str(page)})
+        print_json(record)
         return
     show_verdict(report.verdict)
     screen = console()
     screen.print(f"trained: {record['steps']:,} steps in {duration(record['seconds'])}")
     screen.print(f"report: {page}", soft_wrap=True, markup=False)
     screen.print(f"model: {work.job.out / 'model.safetensors'}", soft_wrap=True, markup=False)
-
-
-def _open(work: Work, quiet: bool) -> Data:
-    """Read user data once, with a bar. Before a run begins, say what was left out of it."""
-    settings, run = work.job.settings, RunFolder(work.job.out)
-    if run.exists():
-        config = run.config()
-        before = located(from_dict(config["settings"]), config.get("folder"), settings.data)
-        settings = replace(before, data_options={**before.data_options, **settings.data_options})
-    read = read_with_bar(Path(work.job.settings.data), Reading.of(settings.data_options), shown=not quiet)
-    with bar("embedding images", shown=not quiet and settings.features != "none") as progress:
-        opened = user_data(read, settings, work.job.device, progress)
-    if not run.exists():
-        for finding in read.findings:
-            text = f"{finding.message}: {finding.advice}" if finding.advice else finding.message
-            if finding.kind != "no-unlabeled":
-                if finding.severity != "info":
-                    print(f"warning: {text}", file=sys.stderr)
-            elif settings.build_method().views and settings.unlabeled != "all":
-                raise MixMatchError(text)
-    return opened
 
 
 def _show(record: Record, folder: Path, as_json: bool) -> None:
@@ -232,13 +211,11 @@ def _show(record: Record, folder: Path, as_json: bool) -> None:
 
 
 def _median(error: float, count: int) -> str:
-    """The paper's number. Of a short run it is of all evaluations, the first ones too, so it is not the one to report.
+    """The paper's number. A short run has none: its median would be of the first evaluations too.
 
-    >>> _median(4, 1), _median(4, 5)
-    ('', '; the median of all 5 evaluations is 4.00 %')
+    >>> _median(4, 19), _median(4, 20)
+    ('', '; the number to report, the median of the last 20 evaluations, is [bold]4.00 %[/bold]')
     """
-    if count == 1:
-        return ""
     if count < REPORTED:
-        return f"; the median of all {count} evaluations is {error:.2f} %"
+        return ""
     return f"; the number to report, the median of the last {count} evaluations, is [bold]{error:.2f} %[/bold]"

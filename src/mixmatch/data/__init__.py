@@ -20,7 +20,7 @@ from mixmatch.data.user.folder import read_folder, read_labeled_folder
 from mixmatch.data.user.reading import Reading
 from mixmatch.data.user.rows import UserData
 from mixmatch.data.user.table import read_labeled_table, read_table
-from mixmatch.errors import MixMatchError, unknown
+from mixmatch.errors import MixMatchError, nearest, unknown
 
 __all__ = [
     "SOURCES",
@@ -91,7 +91,9 @@ def source_info(name: str) -> SourceInfo:
             raise unknown("data set", name, SOURCES)
         if os.sep in name or Path(name).suffix:
             raise MixMatchError(f"there is no file or folder {name}")
-        raise MixMatchError(f"{unknown('data set', name, SOURCES)}, nor is there a file or folder of that name")
+        near = nearest(name, SOURCES)
+        hint = f": did you mean '{near}'?" if near else f" (data sets: {', '.join(sorted(SOURCES))})"
+        raise MixMatchError(f"'{name}' is neither a data set nor a file or folder{hint}")
     return SOURCES[name]
 
 

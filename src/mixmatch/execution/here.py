@@ -19,15 +19,15 @@ import torch
 
 from mixmatch.errors import MixMatchError, chain
 from mixmatch.training.device import OutOfMemory, pick_device
-from mixmatch.training.run import Record
+from mixmatch.training.run import RunRecord
 from mixmatch.training.session import Work, running
 from mixmatch.training.stop import Interrupted, Stop
 
 SIDE_BY_SIDE = 5
 """How many runs share a GPU if its memory allows. The paper has five seeds per cell."""
 
-Run = Generator[None, None, Record]
-Outcome = Record | Exception
+Run = Generator[None, None, RunRecord]
+Outcome = RunRecord | Exception
 
 
 def run_all(
@@ -78,7 +78,7 @@ def run_all(
         return scheduler.run(len(work), make, stop, started, ended)
 
 
-def run_one(work: Work) -> Record:
+def run_one(work: Work) -> RunRecord:
     """Do one job; its error is raised."""
     (outcome,) = run_all([work], limit=1)
     if isinstance(outcome, Exception):

@@ -64,5 +64,5 @@ def build(name: str, values: Mapping[str, Any]) -> Method:
     cls, known = find(name), declared(name)
     for given in values:
         if given not in known:
-            raise unknown(f"setting of method '{name}'", given, known or ["none"])
+            raise unknown("setting", given, known, of=f"method '{name}'")
     return cls(**{given: known[given].check(value) for given, value in values.items()})

@@ -39,8 +39,8 @@ Stats = Literal["batch", "update", "running"]
 
 Tensors = Mapping[str, Tensor]
 
-Metrics = dict[str, Tensor]
-"""Named scalars on the device, to be averaged and shown."""
+Metrics = Mapping[str, Tensor | float]
+"""Named scalars, to be averaged and shown. On the device, they keep nothing waiting."""
 
 
 class Batch(NamedTuple):

@@ -3,6 +3,7 @@ verdict."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def conclude(
     """Say how good a finished run on user data is, and write its report.
 
     Args:
-        work: the run.
+        work: the run. A network of its own is as it was before training: the baseline begins with it.
         data: its data, open.
         baseline: train on the labels alone, too, in `baseline/`: it shows what the unlabeled data is worth.
         cross_validate: train without each fold of the labels in turn. By default for features, which take seconds, if
@@ -40,9 +41,12 @@ def conclude(
     settings = from_dict(RunFolder(job.out).config()["settings"])
     tested = len(data.split.test) > 0
     # Labels alone are of interest only if the method uses more.
-    alone = _alone(work, settings) if baseline and settings.build_method().views else None
-    if cross_validate is None:
-        cross_validate = not tested and not data.source.train.is_images and number_of_folds(data) > 0
+    method = work.method or settings.build_method()
+    alone = _alone(work, settings) if baseline and method.views else None
+    if cross_validate is None:  # a network of one's own cannot be built anew
+        cross_validate = (
+            not tested and not data.source.train.is_images and work.network is None and number_of_folds(data) > 0
+        )
     if cross_validate:
         device, reporter = pick_device(job.device), work.reporter or progress.on_stderr()
         validate(settings, data, device, job.out, method=work.method, reporter=reporter)
@@ -50,7 +54,7 @@ def conclude(
             full = completed(alone[0], lambda name: name in alone[1], data.source, device, kind_of(job.settings.data))
             validate(full, data, device, job.out / "baseline", reporter=reporter)
     gain = _gain(work, data, *alone) if alone is not None and tested else None
-    report, page, _ = write_report(job.out, data=data, gain=gain, device=job.device)
+    report, page, _ = write_report(job.out, data=data, gain=gain, device=job.device, network=work.network)
     return report, page
 
 
@@ -58,7 +62,7 @@ def _alone(work: Work, settings: Settings) -> tuple[Settings, tuple[str, ...]]:
     """The settings of a run on the labels alone that is like this one, and which of them are given."""
     place = work.job.settings.data  # where the data of a resumed run is now
     kind = kind_of(place)
-    default = resolve(place, {"method": settings.method, "features": settings.features}, kind)
+    default = resolve(place, {"method": work.method or settings.method, "features": settings.features}, kind)
     # What a resumed run was given is not given again: then it is what differs from the defaults.
     changed = {n: getattr(settings, n) for n in of_run() if getattr(settings, n) != getattr(default, n)}
     alike = {n: getattr(settings, n) for n in work.job.given or () if n in of_run()}
@@ -71,5 +75,6 @@ def _gain(work: Work, data: Data, alone: Settings, given: tuple[str, ...]) -> Ga
     job = work.job
     folder = job.out / "baseline"
     again = replace(job, settings=alone, out=folder, given=given, resume=True, checkpoint=None)
-    run_one(replace(work, job=again, data=data, note=""))
-    return measure_gain(load_run(job.out, job.device), load_run(folder, job.device), data.source.test)
+    run_one(replace(work, job=again, data=data, method=None, network=copy.deepcopy(work.network), note=""))
+    trained, baseline = (load_run(path, job.device, copy.deepcopy(work.network)) for path in (job.out, folder))
+    return measure_gain(trained, baseline, data.source.test)

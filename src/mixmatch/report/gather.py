@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from mixmatch.networks.heads import offers_features
 from mixmatch.report import measure
 from mixmatch.report.measure import Calibration, ClassScore, Floats, Ints
 from mixmatch.report.verdict import Findings, Verdict, favorite, guessing, next_steps
+from mixmatch.text import html_table
 from mixmatch.training.cross_validate import OutOfFold, load_cross_validation
 from mixmatch.training.evaluate import predict_logits
 from mixmatch.training.gain import Gain, compare_errors, measure_gain
@@ -93,7 +94,7 @@ class Unlabeled:
     """How often each class is predicted."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """Everything the page shows."""
 
@@ -117,25 +118,31 @@ class Report:
     suspects: list[Shown] | None = None
     """Labels that may be wrong, most suspect first; None without cross-validation by models better than guessing."""
 
+    def __repr__(self) -> str:
+        return f"<Report on {self.run}: {self.verdict.how_good}>"
+
+    def _repr_html_(self) -> str:
+        steps = [("next", step) for step in self.verdict.next_steps]
+        return html_table([("run", str(self.run)), *self.verdict.parts, *steps])
+
 
 def gather(
     path: Path,
-    data: Data | Callable[[], Data] | None = None,
+    data: Data | str | Path | None = None,
     gain: Gain | None = None,
     *,
-    data_dir: Path | None = None,
+    data_dir: str | Path | None = None,
     device: str = "auto",
+    network: nn.Module | None = None,
 ) -> Report:
     """Load a finished run and its data, predict, and count. The arguments are those of `report.write_report`."""
     run = RunFolder(path)
     config, record = run.config(), run.result()
     if record is None:
         raise MixMatchError(f"{path} is not finished: end its training with resume=True, then report")
-    model = load_run(path, device)
-    if data is None:
-        data = open_run(run, lambda settings: open_data(settings, data_dir))
-    elif not isinstance(data, Data):
-        data = data()
+    model = load_run(path, device, copy.deepcopy(network))
+    if not isinstance(data, Data):
+        data = open_run(run, lambda settings: open_data(settings, data_dir, device=device), data)
     source, split = data.source, data.split
     evaluated, verdict = evaluate_run(path, data, model)
     baseline = RunFolder(path / "baseline")
@@ -143,7 +150,7 @@ def gather(
     if gain is None and has_baseline and evaluated is not None and not verdict.cross_validated:
         known = _known(data)
         test = source.test if len(known) == len(source.test) else source.test.take(known)
-        gain = measure_gain(model, load_run(baseline.path, device), test)
+        gain = measure_gain(model, load_run(baseline.path, device, copy.deepcopy(network)), test)
     folds, folds_alone = (load_cross_validation(folder, data) for folder in (path, baseline.path))
     if verdict.cross_validated and folds is not None and folds_alone is not None:
         gain = compare_errors(folds.wrong, folds_alone.wrong, source.noun)

@@ -128,10 +128,8 @@ def _errors(report: Report) -> str:
     if not series:
         return ""
     record, note = report.record, ""
-    if not report.user_data and record["median_of"] > 1:
-        of = f"all {record['median_of']} evaluations"
-        if record["median_of"] == REPORTED:
-            of = f"the last {REPORTED} evaluations, the number the paper reports,"
+    if not report.user_data and record["median_of"] == REPORTED:  # of a shorter run it is of the first ones too
+        of = f"the last {REPORTED} evaluations, the number the paper reports,"
         note = f"The median of {of} is {record['error']:.2f} %."
     label = f"Test error over steps: {', '.join(f'{s.name} ends at {s.value}' for s in series)}"
     chart = svg.line_chart(series, label, height=270, unit="%")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
+
+from torch import nn
 
 from mixmatch.data.opened import Data
 from mixmatch.errors import MixMatchError
@@ -15,36 +17,44 @@ from mixmatch.storage import replace_durably
 from mixmatch.training.gain import Gain
 
 
+class Written(NamedTuple):
+    """What the page of a run shows, and where page and list are."""
+
+    report: Report
+    page: Path
+    label_next: Path | None
+    """None if there is no unlabeled data."""
+
+
 def write_report(
     run: str | Path,
     output: str | Path | None = None,
     *,
-    data: Data | Callable[[], Data] | None = None,
+    data: Data | str | Path | None = None,
     gain: Gain | None = None,
     data_dir: str | Path | None = None,
     device: str = "auto",
-) -> tuple[Report, Path, Path | None]:
+    network: nn.Module | None = None,
+) -> Written:
     """Write RUN/report.html (or `output`) and RUN/label-next.csv, for a finished run.
 
     Args:
         run: the run folder.
         output: where to write the page.
-        data: the data the run was trained on, or how to open it; by default it is read again.
+        data: where the run's own data is now, if it has moved; or the data itself, open, which is read again otherwise.
         gain: the gain from unlabeled data, if it is known; by default it is measured if the run has a baseline.
         data_dir: where the files of a published data set are.
         device: `auto`, `cpu`, `cuda` or `mps`.
-
-    Returns:
-        What the page shows, and where page and list are; the list is None if there is no unlabeled data.
+        network: the network that was trained, if it is not one that is built by name.
     """
     run = Path(run)
-    report = gather(run, data, gain, data_dir=None if data_dir is None else Path(data_dir), device=device)
+    report = gather(run, data, gain, data_dir=data_dir, device=device, network=network)
     page = run / "report.html" if output is None else Path(output)
     to_label = run / "label-next.csv" if report.unlabeled.suggestions else None
     _write(page, render(report).encode("utf-8", "replace"))
     if to_label is not None:
         _write(to_label, label_next(report).encode("utf-8", "surrogateescape"))  # file names as the system has them
-    return report, page, to_label
+    return Written(report, page, to_label)
 
 
 def label_next(report: Report) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +126,8 @@ class Bars(Progress):
 
 
 class Log(Reporter):
-    """A line per evaluation and one every half minute in between, but not more than one in five seconds."""
+    """A line per evaluation and one every half minute in between, but not more than one in five seconds. Of the values
+    a line has as many as fit."""
 
     def __init__(self, console: Console, beside: str = "") -> None:
         self._console, self._beside = console, beside
@@ -142,29 +144,35 @@ class Log(Reporter):
 
     def steps(self, step: int, values: Mapping[str, float]) -> None:
         self._pace.after(step)
-        if time.monotonic() - self._last >= LOG_SECONDS:
-            self._line(step, "  ".join(f"{name} {value:.4g}" for name, value in values.items()))
+        ended = step == self._pace.total  # its evaluation comes next
+        if time.monotonic() - self._last >= LOG_SECONDS and not ended:
+            self._line(step, "", values)
 
     def evaluated(self, record: Mapping[str, Any]) -> None:
         ended = record["step"] == self._pace.total
         if time.monotonic() - self._last < LOG_SECONDS_LEAST and not ended:
             return
         losses = {name: value for name, value in record.items() if name.startswith("loss") or name == "confidence"}
-        text = "  ".join(f"{name} {value:.4g}" for name, value in losses.items())
-        error = f"  error {record['test_error']:.2f} %" if "test_error" in record else ""
-        self._line(record["step"], text + error)
+        self._line(record["step"], f"  error {record['test_error']:.2f} %" if "test_error" in record else "", losses)
 
     def note(self, text: str) -> None:
         self._print(text)
 
-    def _line(self, step: int, text: str) -> None:
+    def _line(self, step: int, error: str, values: Mapping[str, float]) -> None:
         self._last = time.monotonic()
         speed, left = self._pace.after(step)
-        self._print(f"step {step:,}/{self._pace.total:,}  {speed:.1f} steps/s  {duration(left)} left  {text}")
+        text = f"step {step:,}/{self._pace.total:,}  {speed:.1f} steps/s  {duration(left)} left{error}"
+        for name, value in values.items():
+            longer = f"{text}  {name} {value:.4g}"
+            if len(self._named(longer)) <= self._console.width:
+                text = longer
+        self._print(text)
+
+    def _named(self, text: str) -> str:
+        return f"{self._title}: {text}" if self._beside else text
 
     def _print(self, text: str) -> None:
-        text = f"{self._title}: {text}" if self._beside else text
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(self._named(text), highlight=False, markup=False, soft_wrap=True)
 
 
 class TensorBoard(Reporter):
@@ -229,3 +237,11 @@ def on_stderr(beside: str = "") -> Reporter:
         return Terminal(Bars(console))
     _bars = _bars or Bars(console)
     return Terminal(_bars, beside)
+
+
+@contextmanager
+def bar(title: str, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, for work that counts images; gone when the work is done."""
+    with Progress(console=Console(stderr=True), transient=True, disable=not (shown and sys.stderr.isatty())) as screen:
+        task = screen.add_task(title, total=None)
+        yield lambda done, total: screen.update(task, completed=done, total=total)

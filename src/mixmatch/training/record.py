@@ -14,7 +14,7 @@ import torch
 from mixmatch.data.split import Split
 from mixmatch.settings import Settings
 from mixmatch.training.evaluate import reported_error
-from mixmatch.training.run import Record
+from mixmatch.training.run import Record, RunRecord
 
 
 def make_record(
@@ -26,7 +26,7 @@ def make_record(
     engine: Record | None = None,
     machines: list[Record] | None = None,
     threads: int | None = None,
-) -> dict[str, Any]:
+) -> RunRecord:
     """`machines` are those the run was on, if not on one alone: see `on_machines`.
 
     `error` is the paper's number, in percent: the median of the last 20 evaluations, or of `median_of` if fewer.
@@ -35,7 +35,7 @@ def make_record(
     """
     errors = [m["test_error"] for m in metrics if "test_error" in m]
     error, median_of = reported_error(errors) if errors else (None, 0)
-    return {
+    record = {
         "data": settings.data,
         "method": settings.method,
         "labels": settings.labels,
@@ -52,6 +52,7 @@ def make_record(
         "engine": engine,
         "versions": versions(),
     }
+    return RunRecord(record)
 
 
 def hardware(device: torch.device, threads: int | None = None) -> dict[str, Any]:

@@ -19,11 +19,42 @@ from typing import Any
 
 from mixmatch.errors import MixMatchError
 from mixmatch.storage import replace_durably, try_lock
+from mixmatch.text import duration, html_table
 from mixmatch.training import checkpoint
 from mixmatch.training.checkpoint import Checkpoint, Damaged
 
 Record = dict[str, Any]
 FORMAT = 1
+EVENTS = "events.out.tfevents"
+"""What the names of TensorBoard's files begin with."""
+
+
+class RunRecord(Record):
+    """The record of a finished run: a dict that shows itself in a line, or as a table in a notebook."""
+
+    def _shown(self) -> dict[str, str]:
+        """What is worth a look. The error is that of the finished model, as the verdict has it if there is one."""
+        verdict = self.get("verdict_details")
+        error = self.get("last_error") if verdict is None else verdict["error"]
+        about = {
+            "data": self.get("data"),
+            "method": self.get("method"),
+            "labels": self.get("split", {}).get("labeled", self.get("labels")),
+            "seed": self.get("seed"),
+            "error": "not known" if error is None else f"{error:.{2 if verdict is None else 1}f} %",
+            "steps": f"{self.get('steps', 0):,} in {duration(self.get('seconds', 0))}",
+        }
+        return {name: str(value) for name, value in about.items()}
+
+    def __repr__(self) -> str:
+        return f"<run: {', '.join(f'{name} {value}' for name, value in self._shown().items())}>"
+
+    def _repr_html_(self) -> str:
+        verdict, report = self.get("verdict_details", {}), self.get("report")
+        answers = {name: verdict[name] for name in ("how_good", "trust", "unlabeled") if name in verdict}
+        steps = [("next", step) for step in verdict.get("next_steps", ())]
+        more = [(name.replace("_", " "), text) for name, text in answers.items()]
+        return html_table([*self._shown().items(), *more, *steps, *([("report", report)] if report else [])])
 
 
 class RunFolder:
@@ -39,6 +70,22 @@ class RunFolder:
             return (self.path / "config.json").exists()
         except OSError:  # a folder one may not look into: `lock` says so
             return False
+
+    def saved_nothing(self) -> bool:
+        """Whether a run was begun here and ended before it had anything to keep, as with an error in its first step."""
+        if not self.exists():
+            return False
+        self.config()  # an error if the file is another program's
+        own = ("config.json", "metrics.jsonl", "checkpoint")
+        others = [e for e in self.path.iterdir() if e.name not in own and not e.name.startswith((".", EVENTS))]
+        metrics = self.path / "metrics.jsonl"
+        evaluated = metrics.exists() and metrics.stat().st_size > 0
+        return not (others or evaluated or checkpoint.list_checkpoints(self.checkpoints))
+
+    def continues(self, resume: bool) -> bool:
+        """Whether a job in this folder continues what is there. A run that saved nothing is begun again, unless it is
+        to be resumed."""
+        return self.exists() and (resume or not self.saved_nothing())
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -85,11 +132,11 @@ class RunFolder:
     def write_result(self, result: Record) -> None:
         self._write("result.json", {"format": FORMAT, **result})
 
-    def result(self) -> Record | None:
+    def result(self) -> RunRecord | None:
         """The record of a finished run, as `write_result` got it."""
         if not (self.path / "result.json").exists():
             return None
-        return {name: value for name, value in self._read("result.json").items() if name != "format"}
+        return RunRecord((name, value) for name, value in self._read("result.json").items() if name != "format")
 
     def metrics(self) -> list[Record]:
         """The evaluations so far. A last line cut short by a crash does not count."""

@@ -46,7 +46,7 @@ from mixmatch.training.device import (
 )
 from mixmatch.training.loop import Loop
 from mixmatch.training.record import make_record
-from mixmatch.training.run import Record, RunFolder
+from mixmatch.training.run import Record, RunFolder, RunRecord
 from mixmatch.training.stop import Stop
 from mixmatch.training.trainer import Trainer
 from mixmatch.training.watch import Watch
@@ -305,22 +305,22 @@ def _check_network(network: nn.Module, classes: int, shape: tuple[int, ...]) -> 
 # ---------------------------------------------------------------- run
 
 
-def running(work: Work, stop: Stop, side_by_side: bool = False) -> Generator[None, None, Record]:
+def running(work: Work, stop: Stop, side_by_side: bool = False) -> Generator[None, None, RunRecord]:
     """Do a job, pausing after every few steps so that runs can take turns; returns its record."""
     job, run = work.job, RunFolder(work.job.out)
     device = pick_device(job.device)
     if job.checkpoint_every is not None and job.checkpoint_every < 1:
         raise MixMatchError(f"checkpoint_every={job.checkpoint_every} must be 1 or more")
-    began, finished = run.exists(), None
+    began, finished = run.continues(job.resume), None
     settings = job.settings
     if began:
-        settings = _resumed(job, run, work.method)
+        settings = resumed(job, run, work.method)
         finished = run.result()
         if finished is not None and job.checkpoint is None and finished["steps"] == settings.steps:
             if isinstance(work.data, Data):
                 _refuse_changed(run, run.config(), work.data)
             return finished
-    _check_folder(job, run, settings, work)
+    _check_folder(job, run, settings, work, began)
     config = run.config() if began else {}
     moved = job.settings.data if began and is_path(job.settings.data) else None
     data = work.open(located(settings, config.get("folder"), moved))
@@ -342,12 +342,16 @@ def running(work: Work, stop: Stop, side_by_side: bool = False) -> Generator[Non
         if work.note and not began:
             trainer.queue_note(work.note)
         held.enter_context(run.lock())  # makes the folder, so everything that may be refused is refused above
-        if run.exists() and (not began or (finished is None and run.result() is not None)):
+        if run.continues(resume=False) if not began else finished is None and run.result() is not None:
             raise MixMatchError(f"another process has worked in {run.path} meanwhile: look at it, then start again")
         about = {"settings": settings.to_dict(), **_described(data), "compile": compile, "threads": count}
         if data.user is not None:
             about["folder"] = str(Path.cwd())  # where relative paths begin
-        saved = _begin_or_resume(run, about, job.checkpoint)
+        if began:
+            saved = _resume(run, about, job.checkpoint)
+        else:
+            saved = None
+            run.write_config(about)
         shown = progress.Several(reporter, progress.TensorBoard(run.path))
         seconds = yield from Loop(trainer, run, shown, stop, saved, job.checkpoint_every, watch_for(trainer)).turns()
         averaged(trainer).save(run.model)
@@ -363,21 +367,21 @@ def _user_kind(work: Work, data: Data) -> Kind | None:
     return kind_of(work.job.settings.data) if work.data is None or data.user is not None else None
 
 
-def _check_folder(job: Job, run: RunFolder, settings: Settings, work: Work) -> None:
+def _check_folder(job: Job, run: RunFolder, settings: Settings, work: Work, began: bool) -> None:
     """Refuse what cannot be begun or resumed in this folder."""
     if settings.network.startswith(CUSTOM) and work.network is None:
         name = settings.network.removeprefix(CUSTOM)
         raise MixMatchError(f"the settings are for a network of your own, {name}: pass it, train(network=...)")
-    if run.exists():
+    if began:
         if work.method is None:
             settings.build_method()  # an error if it is one from outside
     elif job.checkpoint is not None:
         raise MixMatchError(f"{run.path} holds no run, so it has no checkpoint '{job.checkpoint}' to resume from")
-    elif run.path.is_dir() and any(not entry.name.startswith(".") for entry in run.path.iterdir()):
+    elif run.path.is_dir() and not run.exists() and any(not entry.name.startswith(".") for entry in run.path.iterdir()):
         raise MixMatchError(f"{run.path} holds other files and is not a run folder: choose another with out=")
 
 
-def _resumed(job: Job, run: RunFolder, method: Method | None) -> Settings:
+def resumed(job: Job, run: RunFolder, method: Method | None) -> Settings:
     """The settings of a run that is to be resumed; those chosen must not contradict them."""
     if not job.resume:
         raise MixMatchError(
@@ -416,10 +420,7 @@ def _other_settings(run: RunFolder, different: list[str]) -> MixMatchError:
     )
 
 
-def _begin_or_resume(run: RunFolder, config: Record, checkpoint: str | None) -> Checkpoint | None:
-    if not run.exists():
-        run.write_config(config)
-        return None
+def _resume(run: RunFolder, config: Record, checkpoint: str | None) -> Checkpoint | None:
     steps = config["settings"]["steps"]
     if (what := _changed(run.config(), config)) is not None:
         raise MixMatchError(

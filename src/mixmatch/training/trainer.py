@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -203,15 +204,17 @@ class Trainer:
     def take_step(self, x: Tensor, u: Tensor | None, draws: Tensors, ema_share: Tensor | None = None) -> None:
         """Loss, gradient, optimizer, moving average, the method's state; sums of the metrics stay on the device."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss, metrics, state = self.loss(x, u, draws)
+        taken = self.loss(x, u, draws)
+        if not self._metrics:
+            self._check_step(taken)
+        loss, metrics, state = taken
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.model.update_ema(ema_share)
         if not self._metrics:
-            self._check_state(state)
             self._metrics = list(metrics)
             self._sums = torch.zeros(len(metrics), dtype=self._exact, device=self.device)
-        values = [metrics[name].detach() for name in self._metrics]
+        values = [self._scalar(metrics[name]) for name in self._metrics]
         add_up = account if self._compiled is None else compiled_account()
         add_up(self._sums, values, self._first_bad, loss.detach(), draws["step"])
         # Copies first: what comes out may be what went in, under another name.
@@ -219,14 +222,30 @@ class Trainer:
         for name, value in changed.items():
             self.state[name].copy_(value)
 
-    def _check_state(self, changed: Tensors) -> None:
-        """State keeps the names and shapes that `Method.state` gave it."""
-        for name, value in changed.items():
+    def _scalar(self, value: Tensor | float) -> Tensor:
+        """A metric on the device, which may be a plain number."""
+        if isinstance(value, Tensor):
+            return value.detach()
+        return torch.full((), float(value), dtype=self._exact, device=self.device)
+
+    def _check_step(self, step: Step) -> None:
+        """A method from outside returns a loss with a gradient and scalars to report; its state keeps the names and
+        shapes that `Method.state` gave it."""
+        where = f"the loss of method '{self.settings.method}'"
+        if not isinstance(step, Step):
+            raise MixMatchError(
+                f'{where} returns a {type(step).__name__}: return a Step, as in Step(loss, {{"loss": loss}})'
+            )
+        if not (isinstance(step.loss, Tensor) and step.loss.ndim == 0 and step.loss.requires_grad):
+            raise MixMatchError(f"{where} must be a scalar tensor with a gradient, the mean over a batch for instance")
+        for name, value in step.metrics.items():
+            if not (value.ndim == 0 if isinstance(value, Tensor) else isinstance(value, Real)):
+                raise MixMatchError(f"{where} returns the metric {name!r}, which must be a scalar: take its mean")
+        for name, value in step.state.items():
             if name not in self.state or value.shape != self.state[name].shape:
                 made = {name: tuple(value.shape) for name, value in self.state.items()}
                 raise MixMatchError(
-                    f"the loss of method '{self.settings.method}' returns the state {name!r} {tuple(value.shape)}, but "
-                    f"its state() made {made or 'none'}"
+                    f"{where} returns the state {name!r} {tuple(value.shape)}, but its state() made {made or 'none'}"
                 )
 
     def _take(self, tensors: dict[str, Tensor]) -> None:

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from mixmatch.cli.options import Json, console, expand_options, print_json, warn
-from mixmatch.cli.pate.options import Conversion, Delta, MechanismOptions, QueryOptions, VoteOptions
+from mixmatch.cli.pate.options import All, Conversion, Delta, MechanismOptions, QueryOptions, VoteOptions, in_words
 from mixmatch.errors import MixMatchError
 from mixmatch.privacy import analysis
 from mixmatch.privacy.answers import read_for_votes
@@ -38,14 +38,19 @@ def analyze(
     ] = False,
     beta: Annotated[float | None, typer.Option(help="Smoothness of the release, fixed beforehand.")] = None,
     sigma_ss: Annotated[float | None, typer.Option(help="Noise of the release, fixed beforehand.")] = None,
+    everything: All = False,
     as_json: Json = False,
 ) -> None:
-    """Show what queries cost in privacy, in every way of charging. Reads only; answers nothing.
+    """Show what queries cost in privacy. Reads only; answers nothing.
+
+    The epsilon that is shown holds for any votes and may be published. --all and --json show every way of charging.
 
     Examples:
 
       mixmatch pate analyze --votes votes.npy --mechanism confident-gnmax --threshold 200 --sigma1 200 --sigma2 40
         --queries 250 --delta 1e-6 --json
+
+      mixmatch pate analyze --votes votes.npy --threshold 200 --sigma1 200 --sigma2 40 --queries 250 --delta 1e-6 --all
 
       mixmatch pate analyze --votes votes.npy --mechanism lnmax --gamma 0.1 --queries 500 --delta 1e-6
 
@@ -92,12 +97,12 @@ def analyze(
     if as_json:
         print_json(record)
         return
-    _print_analysis(record)
+    _print_analysis(record, everything)
     if plot is not None:
         console().print(f"picture: {plot}", soft_wrap=True, markup=False)
 
 
-def _print_analysis(record: dict[str, Any]) -> None:
+def _print_analysis(record: dict[str, Any], everything: bool) -> None:
     screen = console()
     screen.print(
         f"{record['mechanism']} ({analysis.parameters_text(record)}), {record['teachers']} teachers, "
@@ -110,13 +115,17 @@ def _print_analysis(record: dict[str, Any]) -> None:
     )
     if "accuracy" in record:
         screen.print(f"answers right: {100 * record['accuracy']:.2f} %")
+    screen.print(in_words(record), soft_wrap=True)
+    shown = [name for name in record["meaning"] if everything or name == "epsilon_sanitised_mean"]
+    if not shown:
+        return
     table = Table("which", "epsilon", "order", "what it is", box=box.SIMPLE)
-    for name, meaning in record["meaning"].items():
+    for name in shown:
         short = name.removeprefix("epsilon_")
         order = record["orders"].get(short)
         deviation = f" ± {record['epsilon_sanitised_deviation']:.3f}" if short == "sanitised_mean" else ""
         order = record["smooth_sensitivity"]["order"] if order is None else order
-        table.add_row(short.replace("_", " "), f"{record[name]:.4f}{deviation}", f"{order:g}", meaning)
+        table.add_row(short.replace("_", " "), f"{record[name]:.4f}{deviation}", f"{order:g}", record["meaning"][name])
     screen.print(table)
     screen.print(f"note: {record['warning']}", soft_wrap=True)
 

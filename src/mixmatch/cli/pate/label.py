@@ -10,7 +10,16 @@ from rich import box
 from rich.table import Table
 
 from mixmatch.cli.options import Json, console, expand_options, print_json, say, warn
-from mixmatch.cli.pate.options import BudgetOptions, MechanismOptions, NoiseSeed, QueryOptions, VoteOptions
+from mixmatch.cli.pate.options import (
+    PUBLISHED,
+    All,
+    BudgetOptions,
+    MechanismOptions,
+    NoiseSeed,
+    QueryOptions,
+    VoteOptions,
+    in_words,
+)
 from mixmatch.errors import MixMatchError
 from mixmatch.privacy.analysis import MEANINGS, WARNING, WAYS
 from mixmatch.privacy.answers import collect, to_csv, to_json
@@ -40,6 +49,7 @@ def label(
         Path | None, typer.Option(help="The ledger of what was spent (default: beside the votes, .ledger.jsonl).")
     ] = None,
     seed: NoiseSeed = None,
+    everything: All = False,
     as_json: Json = False,
 ) -> None:
     """Answer queries by the teachers' noisy vote, within a budget. -1 means refused.
@@ -68,6 +78,7 @@ def label(
     with Ledger(path, votes, chosen, probabilities) as book:
         given = answer_queries(book, rows, limit, seed)
         spent = {name: book.epsilon(limit, *WAYS[name]).value for name in SPENT}
+        of_budget = book.epsilon(limit, limit.charging, limit.bound).value
     answers = collect(given, votes.queries, vote_classes(vote_file.votes, votes))
     try:
         replace_durably(output, FORMATS[output.suffix](answers).encode())
@@ -92,10 +103,6 @@ def label(
         "meaning": {name: MEANINGS[name] for name in spent},
         "warning": WARNING,
     }
-    _print(record, as_json)
-
-
-def _print(record: dict[str, Any], as_json: bool) -> None:
     if record["stopped_by_budget"]:
         say(
             f"note: the budget of {record['max_epsilon']:g} ended it after {record['asked']:,} of "
@@ -103,15 +110,26 @@ def _print(record: dict[str, Any], as_json: bool) -> None:
         )
     if as_json:
         print_json(record)
-        return
+    else:
+        _print(record, of_budget, everything)
+
+
+def _print(record: dict[str, Any], of_budget: float, everything: bool) -> None:
     screen = console()
     kept = f", {record['kept_by_student']:,} kept by the student" if record["kept_by_student"] else ""
     screen.print(
         f"{record['asked']:,} queries asked: {record['answered']:,} answered{kept}, {record['refused']:,} refused"
     )
-    table = Table("spent by this ledger", "epsilon", "what it is", box=box.SIMPLE)
-    for name in SPENT:
-        table.add_row(name.removeprefix("epsilon_").replace("_", " "), f"{record[name]:.4f}", MEANINGS[name])
-    screen.print(table)
+    screen.print(in_words(record), soft_wrap=True)
+    if record["max_epsilon"] is not None:
+        how = f"--charging {record['charging']} --bound {record['bound']}"
+        private = "" if (record["charging"], record["bound"]) == WAYS[PUBLISHED] else "; private"
+        screen.print(f"budget: {of_budget:.2f} of {record['max_epsilon']:g} spent ({how}{private})", soft_wrap=True)
+    if everything:
+        table = Table("spent by this ledger", "epsilon", "what it is", box=box.SIMPLE)
+        for name in SPENT:
+            table.add_row(name.removeprefix("epsilon_").replace("_", " "), f"{record[name]:.4f}", MEANINGS[name])
+        screen.print(table)
     screen.print(f"answers: {record['output']}\nledger: {record['ledger']} (private)", soft_wrap=True, markup=False)
-    screen.print(f"note: {record['warning']}", soft_wrap=True)
+    if everything:
+        screen.print(f"note: {record['warning']}", soft_wrap=True)

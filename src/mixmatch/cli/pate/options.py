@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,11 @@ Conversion = Annotated[str, typer.Option(help="From Renyi to (epsilon, delta): c
 NoiseSeed = Annotated[
     int | None, typer.Option(help="Seed the noise, for experiments only; else the system's randomness.")
 ]
+All = Annotated[
+    bool, typer.Option("--all", help="Also show the other epsilons, of which most are private (docs/privacy.md).")
+]
+PUBLISHED = "epsilon_data_independent_all_charged"
+"""The epsilon that holds for any votes with every query charged: nothing private goes into it."""
 Network = Annotated[str | None, typer.Option(help="Their network (default: the data set's).")]
 BatchSize = Annotated[int | None, typer.Option(help="Labeled images per step, and as many unlabeled ones.")]
 
@@ -139,9 +145,26 @@ class TrainOptions:
         return RunOptions(self.resume, checkpoint_every, self.device, self.data_dir, strict, reporter)
 
 
-def epsilons(privacy: dict[str, Any]) -> str:
-    """The three ways of charging, in one line."""
+def in_words(privacy: dict[str, Any]) -> str:
+    """The epsilon that is safe to publish, and what it and its delta mean.
+
+    >>> print(in_words({"epsilon_data_independent_all_charged": 3.1277, "delta": 1e-6}))
+    privacy: epsilon 3.13 at delta 1e-06, which is safe to publish
+      epsilon: one private record makes no outcome more than 23 times as likely
+      delta: the probability that this fails; keep it below 1 / number of records
+    """
+    epsilon = privacy[PUBLISHED]
+    factor = f"{math.exp(epsilon):,.{0 if epsilon > 2 else 1}f}" if epsilon < 14 else f"10^{epsilon / math.log(10):.0f}"
     return (
-        f"{privacy['epsilon_expected']:.3f} expected, {privacy['epsilon_realised']:.3f} realised, "
-        f"{privacy['epsilon_all_charged']:.3f} all charged"
+        f"privacy: epsilon {epsilon:.2f} at delta {privacy['delta']:g}, which is safe to publish\n"
+        f"  epsilon: one private record makes no outcome more than {factor} times as likely\n"
+        "  delta: the probability that this fails; keep it below 1 / number of records"
+    )
+
+
+def charged(privacy: dict[str, Any]) -> str:
+    """The data-dependent epsilons, which are private, in one line."""
+    return (
+        f"private: epsilon {privacy['epsilon_expected']:.3f} expected, {privacy['epsilon_realised']:.3f} realised, "
+        f"{privacy['epsilon_all_charged']:.3f} all charged, computed from these votes"
     )

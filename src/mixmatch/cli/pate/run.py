@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mixmatch.cli.options import Json, console, expand_options, print_json, warn
-from mixmatch.cli.pate.options import Delta, NoiseSeed, TrainOptions, epsilons
+from mixmatch.cli.pate.options import All, Delta, NoiseSeed, TrainOptions, charged, in_words
 from mixmatch.privacy.analysis import parameters_text
 from mixmatch.privacy.mechanisms import SEED_WARNING, ConfidentGNMax
 from mixmatch.privacy.pipeline import run_all
@@ -34,6 +34,7 @@ def run(
     steps: Annotated[int | None, typer.Option(help="Steps of a student (default: the data set's).")] = None,
     seed: Annotated[int, typer.Option(help="Decides shards, weights and batches; not the noise.")] = 1,
     noise_seed: NoiseSeed = None,
+    everything: All = False,
     as_json: Json = False,
 ) -> None:
     """All of PATE on a small data set: teachers, noisy answers, a MixMatch student and one on the answers alone.
@@ -63,10 +64,10 @@ def run(
     if as_json:
         print_json(summary)
         return
-    _print(summary)
+    _print(summary, everything)
 
 
-def _print(summary: dict[str, Any]) -> None:
+def _print(summary: dict[str, Any], everything: bool) -> None:
     privacy, students = summary["privacy"], summary["students"]
     lines = [
         f"private: {summary['private_images']:,} images, {summary['teachers']} teachers with "
@@ -75,13 +76,13 @@ def _print(summary: dict[str, Any]) -> None:
         f"asked: {summary['queries']} of {summary['pool']:,} public images by {summary['mechanism']} "
         f"({parameters_text(summary)}); {summary['labels']} answered, {summary['labels_right']:.1f} % of the answers "
         "right",
-        f"privacy at delta {privacy['delta']:g}: epsilon {epsilons(privacy)}; for any votes at all "
-        f"{privacy['epsilon_data_independent_all_charged']:.2f} (all charged), which may be published as it is",
+        in_words(privacy),
+        *([charged(privacy)] if everything else []),
         f"student, mixmatch on answers and unlabeled images: {students['mixmatch']['accuracy']:.1f} % right on "
         f"{summary['test']} other images",
         f"student, answers alone (supervised): {students['supervised']['accuracy']:.1f} %",
-        f"note: {summary['teachers']} teachers hide one vote badly, so this privacy is weak; the paper's 250 teachers "
-        "give 0.97 (expected)",
+        f"note: {summary['teachers']} teachers hide one vote badly, so this privacy is weak; 250 teachers and 250 "
+        "queries, as in the paper, give epsilon 3.13",
         f"everything: {summary['out']} (all but answers and students is private), picture: "
         f"{Path(summary['out']) / 'privacy.png'}",
     ]

@@ -11,7 +11,18 @@ from rich import box
 from rich.table import Table
 
 from mixmatch.cli.options import Json, Strict, console, expand_options, print_json, say, warn
-from mixmatch.cli.pate.options import BatchSize, Network, Sigma1, Sigma2, Threshold, TrainOptions, epsilons
+from mixmatch.cli.pate.options import (
+    PUBLISHED,
+    All,
+    BatchSize,
+    Network,
+    Sigma1,
+    Sigma2,
+    Threshold,
+    TrainOptions,
+    charged,
+    in_words,
+)
 from mixmatch.errors import MixMatchError
 from mixmatch.experiments import records
 from mixmatch.privacy import student as students
@@ -102,6 +113,7 @@ def student(
     out: Annotated[Path, typer.Option(help="Folder for the runs, METHOD-seedN each.")] = Path("runs/pate-student"),
     results: Annotated[Path | None, typer.Option(help="Also keep the records here, for mixmatch results.")] = None,
     strict: Strict = False,
+    everything: All = False,
     as_json: Json = False,
 ) -> None:
     """Train students on public images of which the teachers labeled a few; refused queries stay unlabeled.
@@ -154,7 +166,7 @@ def student(
     if as_json:
         print_json(summary)
         return
-    _print(summary, out)
+    _print(summary, out, everything)
 
 
 def _describe(about: dict[str, Any]) -> str:
@@ -168,7 +180,7 @@ def _describe(about: dict[str, Any]) -> str:
     )
 
 
-def _print(summary: dict[str, Any], out: Path) -> None:
+def _print(summary: dict[str, Any], out: Path, everything: bool) -> None:
     screen = console()
     screen.print(_describe(summary), soft_wrap=True)
     privacy = summary["privacy"]
@@ -177,12 +189,15 @@ def _print(summary: dict[str, Any], out: Path) -> None:
     table.add_row(
         f"{summary['method']}, {count}, {summary['steps']:,} steps",
         _accuracy(summary),
-        "not computed (--votes)" if privacy is None else epsilons(privacy),
+        "not computed (--votes)" if privacy is None else f"{privacy[PUBLISHED]:.2f}",
     )
     for quoted in summary["quoted"]:
         table.add_row(f"{quoted['student']}, quoted", _accuracy(quoted), f"{quoted['epsilon']}")
     screen.print(table)
     if privacy is not None:
+        screen.print(in_words(privacy), soft_wrap=True)
+    if privacy is not None and everything:
+        screen.print(charged(privacy), soft_wrap=True)
         screen.print(f"note: {privacy['warning']}", soft_wrap=True)
     if summary["quoted"]:
         screen.print(f"note: {summary['quoted_note']}", soft_wrap=True)

@@ -196,11 +196,13 @@ def likeness(data: UserData) -> Finding:
         message = f"too few labeled or unlabeled {data.noun}s ({smaller}) to compare them"
         return Finding("likeness", message, (), f"a comparison takes {MIN_COMPARED} of each", "info")
     labeled, unlabeled = _sample(data.labeled, data.unlabeled)
-    score = separability(_small(data, labeled), _small(data, unlabeled))
+    compared, without = _compared(data)
+    score = separability(_small(data, labeled, compared), _small(data, unlabeled, compared))
     # What chance alone reaches: the deviation of the rank statistic between two samples of one population.
     chance = float(np.sqrt((len(labeled) + len(unlabeled) + 1) / (12 * len(labeled) * len(unlabeled))))
     how_often = (
-        f"shown one of each, a simple model tells which is which {100 * score:.0f} % of the time (guessing: 50 %)"
+        f"shown one of each{without}, a simple model tells which is which {100 * score:.0f} % of the time (guessing: "
+        "50 %)"
     )
     if score <= max(0.6, 0.5 + 2 * chance):
         return Finding("likeness", f"labeled and unlabeled data look alike: {how_often}", (), "nothing to do", "info")
@@ -240,10 +242,22 @@ def _sample(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> Iterable[npt.
         yield np.sort(random.choice(rows, n, replace=False))
 
 
-def _small(data: UserData, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Rows as short vectors: thumbnails of images, features as they are."""
+def _compared(data: UserData) -> tuple[npt.NDArray[np.bool_], str]:
+    """Which features of a table are compared, and in words what is not: a column of identifiers tells rows apart that
+    are alike, and has a finding of its own."""
+    ids = {name for finding in data.findings if finding.kind == "row-number" for name in finding.files}
+    columns = data.encoding.columns if data.encoding is not None else ()
+    compared = np.array([column.name not in ids for column in columns for _ in column.features], bool)
+    if not ids or not compared.any():
+        return np.ones(len(compared), bool), ""
+    return compared, f" (without {listed(map(repr, sorted(ids)))})"
+
+
+def _small(data: UserData, rows: npt.NDArray[np.int64], compared: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """Rows as short vectors: thumbnails of images, the compared features of a table."""
     if not data.is_images:
-        return np.asarray(data.inputs[rows], np.float64)
+        features = np.asarray(data.inputs[rows], np.float64)
+        return features[:, compared] if len(compared) else features
     return np.stack([_thumbnail(data.inputs[row]) for row in rows])
 
 

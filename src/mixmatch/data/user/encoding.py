@@ -253,7 +253,8 @@ def _row_number(name: str, values: Sequence[str]) -> Finding | None:
         return None
     what = "counts the rows" if (steps == 1).all() else "has another whole number in every row, as identifiers do"
     message = f"column '{name}' {what}: a network may learn it instead of the data"
-    return Finding("row-number", message, (name,), f"leave the column out (ignore='{name}')")
+    advice = f"leave the column out with ignore='{name}', or with id_column='{name}', which keeps it in predictions"
+    return Finding("row-number", message, (name,), advice)
 
 
 def _almost_numbers(name: str, distinct: Counter[str], outcome: str = "taken for names") -> Finding | None:

@@ -51,7 +51,7 @@ class Reading:
         known = [f.name for f in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
-                raise unknown("setting of how data is read", name, known)
+                raise unknown("setting", name, known, of="how data is read")
         return cls(**options)
 
     @property
