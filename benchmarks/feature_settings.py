@@ -35,7 +35,7 @@ CHANGES: list[dict[str, Any]] = [
     {"mask": 0.4},
     {"steps": 512},
     {"steps": 2048},
-    {"method": "supervised"},
+    {"method": "supervised", "weight_decay": 5.0},
 ]
 
 

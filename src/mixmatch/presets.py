@@ -97,7 +97,7 @@ EMBEDDED: dict[str, Any] = {n: value for n, value in USER["features"].items() if
 
 USER_METHOD: dict[tuple[Kind, str], dict[str, Any]] = {
     ("images", "mixmatch"): {"lambda_u": 10.0, "passes": "fused", "ramp": PartOfSteps(3)},  # 100 collapses short runs
-    ("features", "supervised"): {"weight_decay": 0.5},  # at 5, weights vanish once the few labels are learned
+    ("features", "supervised"): {"weight_decay": 2.0},  # at 5, weights vanish once the few labels are learned
     ("features", "mixmatch"): {"alpha": 0.2, "lambda_u": 10.0, "passes": "fused", "ramp": PartOfSteps(3)},
 }
 """For user data and a method."""
