@@ -43,12 +43,14 @@ class Mean(nn.Module):
 
 
 def source(train: int = 40, test: int = 20, seed: int = 0) -> Source:
-    """Bright and dark images; the first six have a label."""
+    """Bright and dark images with stripes; the first six have a label."""
     rng = np.random.default_rng(seed)
 
     def part(count: int) -> Rows:
         labels = np.arange(count) % 2
-        pixels = rng.integers(0, 100, (count, 16, 16, 3)) + 120 * labels[:, None, None, None]
+        stripes = 100 * (np.arange(16) % 4 < 2)[:, None, None]  # across dark images, down bright ones
+        striped = np.where(labels[:, None, None, None] == 1, stripes.transpose(1, 0, 2), stripes)
+        pixels = rng.integers(0, 60, (count, 16, 16, 3)) + 60 * labels[:, None, None, None] + striped
         return Rows(pixels.astype(np.uint8), labels.astype(np.int64))
 
     made = Source("squares", ("dark", "bright"), part(train), part(test))

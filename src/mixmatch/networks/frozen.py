@@ -23,7 +23,7 @@ BASIC = "basic"
 ON = ">"
 """In the name of a network: FEATURES>HEAD."""
 
-SIZE, CELLS, ANGLES, GRID = 32, 4, 9, 4
+SIZE, CELLS, ANGLES, GRID = 32, (4, 8), 9, 4
 PATCH, FILTERS, QUARTERS = 6, 128, 2
 SAMPLED, ROUNDS = 20_000, 10
 CONTRAST, RIDGE, THRESHOLD = 0.01, 0.1, 0.5
@@ -33,9 +33,9 @@ CONTRAST, RIDGE, THRESHOLD = 0.01, 0.1, 0.5
 class Basic(nn.Module):
     """Features from the pixels: what edges there are and where, what colors, and which of `FILTERS` small patterns.
 
-    The image is reduced to 32x32. Edges: histograms of 9 gradient directions in 4x4 cells, normalized over blocks of
-    2x2 cells (HOG). Colors: means over a 4x4 grid. Patterns: how strongly 6x6 patches, whitened, respond to filters
-    that `fit` finds by spherical k-means, positive and negative, averaged over the four quarters of the image.
+    The image is reduced to 32x32. Edges: histograms of 9 gradient directions in 4x4 and in 8x8 cells, normalized over
+    blocks of 2x2 cells (HOG). Colors: means over a 4x4 grid. Patterns: how strongly 6x6 patches, whitened, respond to
+    filters that `fit` finds by spherical k-means, positive and negative, averaged over the quarters of the image.
 
     Takes (N, C, H, W) in [-1, 1], gives (N, feature_size).
     """
@@ -43,17 +43,18 @@ class Basic(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.channels = channels
-        blocks = 4 * ANGLES * (CELLS - 1) ** 2
+        blocks = sum(4 * ANGLES * (cells - 1) ** 2 for cells in CELLS)
         self.feature_size = blocks + channels * GRID**2 + 2 * FILTERS * QUARTERS**2
         self.register_buffer("kernels", torch.zeros(FILTERS, channels, PATCH, PATCH))
         self.register_buffer("offset", torch.zeros(FILTERS))
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.adaptive_avg_pool2d(x, SIZE) if x.shape[-1] > SIZE else _enlarged(x, SIZE)
-        colors = F.adaptive_avg_pool2d(x, GRID)
-        return torch.cat([self._edges(x).flatten(1), colors.flatten(1), self._patterns(x).flatten(1)], dim=1)
+        parts = [*self._edges(x), F.adaptive_avg_pool2d(x, GRID), self._patterns(x)]
+        return torch.cat([part.flatten(1) for part in parts], dim=1)
 
-    def _edges(self, x: Tensor) -> Tensor:
+    def _edges(self, x: Tensor) -> list[Tensor]:
+        """For each number of cells, blocks (N, 4 ANGLES, cells - 1, cells - 1)."""
         padded = F.pad(x, (1, 1, 1, 1), mode="replicate")
         across = padded[:, :, 1:-1, 2:] - padded[:, :, 1:-1, :-2]
         down = padded[:, :, 2:, 1:-1] - padded[:, :, :-2, 1:-1]
@@ -63,10 +64,13 @@ class Basic(nn.Module):
         angles = torch.arange(ANGLES, device=x.device).view(1, ANGLES, 1, 1)
         apart = (position - angles) % ANGLES
         share = (1 - torch.minimum(apart, ANGLES - apart)).clamp(min=0)
-        cells = F.adaptive_avg_pool2d(share * (across**2 + down**2 + 1e-12).sqrt(), CELLS)
-        last = CELLS - 1
-        blocks = torch.cat([cells[:, :, i : i + last, j : j + last] for i in (0, 1) for j in (0, 1)], dim=1)
-        return _unit(_unit(blocks).clamp(max=0.2))
+        strength = share * (across**2 + down**2 + 1e-12).sqrt()
+        found = []
+        for number in CELLS:
+            cells, last = F.adaptive_avg_pool2d(strength, number), number - 1
+            blocks = torch.cat([cells[:, :, i : i + last, j : j + last] for i in (0, 1) for j in (0, 1)], dim=1)
+            found.append(_unit(_unit(blocks).clamp(max=0.2)))
+        return found
 
     def _patterns(self, x: Tensor) -> Tensor:
         kernels = self.get_buffer("kernels")
