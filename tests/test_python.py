@@ -22,6 +22,7 @@ from mixmatch.cli import main
 from mixmatch.data.user.images import decode_image
 from mixmatch.errors import MixMatchError
 from mixmatch.methods.mixmatch import MixMatch
+from mixmatch.networks.frozen import Basic
 from mixmatch.training.progress import Quiet
 
 FAST: dict[str, Any] = {"steps": 12, "eval_every": 6, "batch_size": 8, "device": "cpu", "reporter": Quiet()}
@@ -163,7 +164,7 @@ def test_a_network_and_a_method_of_ones_own(rows: Path, tmp_path: Path) -> None:
 
 
 def test_a_network_of_ones_own_on_frozen_features(tmp_path: Path) -> None:
-    folder, head = pictures(tmp_path / "photos", day=12, night=12, unlabeled=20), nn.Linear(1396, 2)
+    folder, head = pictures(tmp_path / "photos", day=12, night=12, unlabeled=20), nn.Linear(Basic(3).feature_size, 2)
     record = mixmatch.train(folder, out=tmp_path / "run", features="basic", network=copy.deepcopy(head), **FAST)
     assert mixmatch.evaluate(tmp_path / "run", network=head).error == record["verdict_details"]["error"]
     with pytest.raises(MixMatchError, match="is of a network of your own, Linear: pass it, load"):
