@@ -181,10 +181,8 @@ def cells(args: argparse.Namespace) -> list[Cell]:
         source = TASKS[task].source
         if source.endswith("embedded") and not args.weights:
             continue
-        budgets = ["features"]
-        if source in ("cifar10", "svhn"):
-            budgets += args.budgets
-        found += [Cell(task, way, budget, seed) for budget in budgets if budget == "features" or args.pixels]
+        budgets = args.budgets if source in ("cifar10", "svhn") else [b for b in args.budgets if b == "features"]
+        found += [Cell(task, way, budget, seed) for budget in budgets]
     return found
 
 
@@ -210,8 +208,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="*", default=["labels", "before", "now"])
     parser.add_argument("--try", dest="tried", action="append", default=[], metavar="NAME=VALUE,...")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--budgets", nargs="+", choices=PIXEL_STEPS, default=list(PIXEL_STEPS))
-    parser.add_argument("--pixels", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--budgets", nargs="+", choices=["features", *PIXEL_STEPS], default=["features", *PIXEL_STEPS])
     parser.add_argument("--state", type=Path, default=STATE)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--weights", default="", help="of timm:tf_efficientnet_lite0, for the embeddings")
