@@ -54,6 +54,8 @@ class Batch(NamedTuple):
     """Unlabeled (views, mu B, ...), in the order of `Method.views`; empty for a method without views."""
     rows: Tensor
     """Which unlabeled rows these are (mu B,), numbered from 0."""
+    x_strong: Tensor = torch.empty(0)
+    """Labeled, strongly augmented (B, ...); empty for a method without `strong_labeled`."""
 
 
 class Step(NamedTuple):
@@ -96,6 +98,7 @@ class Predictor(Protocol):
         stats: Stats = "batch",
         full_precision: bool = False,
         head: str | None = None,
+        with_heads: Sequence[str] = (),
     ) -> Tensor: ...
 
 
@@ -106,8 +109,10 @@ class Method(ABC):
     """Unlabeled rows per labeled one (mu). A method may declare it as a setting."""
     noise: ClassVar[bool] = False
     """Whether it needs standard normal noise of the shape of a view, as the draw `noise`."""
-    heads: ClassVar[Mapping[str, int]] = {}
-    """Further outputs on the network's features, name to size: `model(x, head="rotation")`."""
+    strong_labeled: bool = False
+    """Whether it needs the labeled rows in a strong augmentation too, as `Batch.x_strong`."""
+    heads: Mapping[str, int] = {}
+    """Further outputs on the network's features, name to size, 0 for one per class: `model(x, head="rotation")`."""
     run_defaults: ClassVar[Mapping[str, Any]] = {}
     """Settings of the run that this method wants instead of the data set's, unless a preset for both or the user says
     otherwise."""
@@ -138,26 +143,39 @@ def method_settings(method: Method) -> dict[str, Any]:
 
 
 def forward_each(
-    model: Predictor, batches: Sequence[Tensor], weights: Weights = "live", stats: Stats = "batch"
+    model: Predictor,
+    batches: Sequence[Tensor],
+    weights: Weights = "live",
+    stats: Stats = "batch",
+    with_heads: Sequence[str] = (),
 ) -> list[Tensor]:
     """A pass over each batch, normalized with its own statistics. `stats` applies to the first batch; the others leave
     the running statistics alone. A model that can do all of it at once implements `forward_each` itself."""
     at_once = getattr(model, "forward_each", None)
     if at_once is not None:
-        logits: list[Tensor] = at_once(batches, weights, stats)
+        logits: list[Tensor] = at_once(batches, weights, stats, with_heads)
         return logits
-    return [model(x, weights=weights, stats=stats if i == 0 else "batch") for i, x in enumerate(batches)]
+    more: dict[str, Any] = {"with_heads": with_heads} if with_heads else {}
+    return [model(x, weights=weights, stats=stats if i == 0 else "batch", **more) for i, x in enumerate(batches)]
 
 
 def targets_and_logits(
-    model: Predictor, targets: Sequence[Tensor], learned: Sequence[Tensor], weights: Weights = "live"
+    model: Predictor,
+    targets: Sequence[Tensor],
+    learned: Sequence[Tensor],
+    weights: Weights = "live",
+    *,
+    with_heads: Sequence[str] = (),
+    update_by_targets: bool = False,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Forward `targets` without gradient, using `weights`, and `learned` with gradient. The first learned batch updates
-    batch norm's running statistics. A model that can do all of it at once implements `targets_and_logits` itself."""
+    batch norm's running statistics, and if asked the first batch of targets before it. The outputs of `with_heads`
+    follow the classifier's (N, L + ...). A model that can do all of it at once implements `targets_and_logits` itself.
+    """
     at_once = getattr(model, "targets_and_logits", None)
     if at_once is not None:
-        logits: tuple[list[Tensor], list[Tensor]] = at_once(targets, learned, weights)
+        logits: tuple[list[Tensor], list[Tensor]] = at_once(targets, learned, weights, with_heads, update_by_targets)
         return logits
     with torch.no_grad():
-        guesses = forward_each(model, targets, weights)
-    return guesses, forward_each(model, learned, stats="update")
+        guesses = forward_each(model, targets, weights, "update" if update_by_targets else "batch", with_heads)
+    return guesses, forward_each(model, learned, stats="update", with_heads=with_heads)

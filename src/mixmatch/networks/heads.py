@@ -6,9 +6,10 @@ A network offers its features by three names: `features(x)` gives what enters it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from mixmatch.errors import MixMatchError, unknown
@@ -59,12 +60,18 @@ class WithHeads(nn.Module):
         self._modules = dict(network._modules)
         self.heads = nn.ModuleDict({name: linear(self.network.feature_size, size) for name, size in heads.items()})
 
-    def forward(self, x: Tensor, head: str | None = None) -> Tensor:
-        """Logits of the classifier, (N, classes), or of a head, (N, its outputs)."""
-        if head is not None and head not in self.heads:
-            raise unknown("head", head, self.heads)
-        logits: Tensor = self.network(x) if head is None else self.heads[head](self.network.features(x))
-        return logits
+    def forward(self, x: Tensor, head: str | None = None, with_heads: Sequence[str] = ()) -> Tensor:
+        """Logits of the classifier, (N, classes), or of a head, (N, its outputs). The outputs of `with_heads` follow
+        the classifier's, (N, classes + ...)."""
+        for name in [*([] if head is None else [head]), *with_heads]:
+            if name not in self.heads:
+                raise unknown("head", name, self.heads)
+        if head is None and not with_heads:
+            logits: Tensor = self.network(x)
+            return logits
+        features = self.network.features(x)
+        parts = [self.heads[name](features) for name in ([head] if head is not None else with_heads)]
+        return parts[0] if head is not None else torch.cat([self.network.classify(features), *parts], dim=1)
 
     def train(self, mode: bool = True) -> WithHeads:
         """Switch to training, or to prediction, the network too: it is no registered part."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,13 +52,16 @@ class Forward:
         stats: Stats = "batch",
         full_precision: bool = False,
         head: str | None = None,
+        with_heads: Sequence[str] = (),
     ) -> Tensor:
         """Logits (N, L) in float32 for images (N, C, H, W). `full_precision` rules out bf16 for this pass; a `head`
-        gives the outputs of one of the method's heads instead."""
+        gives the outputs of one of the method's heads instead; those of `with_heads` follow the logits."""
         lower = self.precision == "bf16" and not full_precision
-        which = {} if head is None else {"head": head}
+        which: dict[str, Any] = {} if head is None else {"head": head}
+        if with_heads:
+            which["with_heads"] = tuple(with_heads)
         if head is None and lower and stats != "running" and self._can_fuse([x]):
-            return self._fused([x], weights, stats)[1][0]
+            return self._fused([x], weights, stats, with_heads=with_heads)[1][0]
         with self._statistics(stats), torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=lower):
             if weights == "ema":
                 with torch.no_grad():
@@ -69,23 +73,32 @@ class Forward:
         return logits.float() if logits.dtype == torch.bfloat16 else logits
 
     def forward_each(
-        self, batches: Sequence[Tensor], weights: Weights = "live", stats: Stats = "batch"
+        self,
+        batches: Sequence[Tensor],
+        weights: Weights = "live",
+        stats: Stats = "batch",
+        with_heads: Sequence[str] = (),
     ) -> list[Tensor]:
         """A pass over each batch with its own statistics; `stats` is for the first, "batch" for the others."""
         if stats != "running" and self._can_fuse(batches):
-            return self._fused(batches, weights, stats)[1]
-        return [self(x, weights, stats if i == 0 else "batch") for i, x in enumerate(batches)]
+            return self._fused(batches, weights, stats, with_heads=with_heads)[1]
+        return [self(x, weights, stats if i == 0 else "batch", with_heads=with_heads) for i, x in enumerate(batches)]
 
     def targets_and_logits(
-        self, targets: Sequence[Tensor], learned: Sequence[Tensor], weights: Weights = "live"
+        self,
+        targets: Sequence[Tensor],
+        learned: Sequence[Tensor],
+        weights: Weights = "live",
+        with_heads: Sequence[str] = (),
+        update_by_targets: bool = False,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Forward `targets` without gradient, using `weights`, and `learned` with gradient; the first learned batch
-        updates the running statistics."""
+        updates the running statistics, if asked after the first batch of targets."""
         if self._can_fuse(targets, learned):
-            return self._fused(learned, "live", "update", targets, weights)
+            return self._fused(learned, "live", "update", targets, weights, with_heads, update_by_targets)
         with torch.no_grad():
-            guesses = self.forward_each(targets, weights)
-        return guesses, self.forward_each(learned, stats="update")
+            guesses = self.forward_each(targets, weights, "update" if update_by_targets else "batch", with_heads)
+        return guesses, self.forward_each(learned, stats="update", with_heads=with_heads)
 
     def _can_fuse(self, *kinds: Sequence[Tensor]) -> bool:
         """Whether kernels can take the batches of each kind together: they must be of one size."""
@@ -101,6 +114,8 @@ class Forward:
         stats: Stats,
         targets: Sequence[Tensor] = (),
         target_weights: Weights = "live",
+        with_heads: Sequence[str] = (),
+        update_by_targets: bool = False,
     ) -> tuple[list[Tensor], list[Tensor]]:
         assert self.shape is not None
         live = self.tensors
@@ -109,7 +124,17 @@ class Forward:
         averaged = {**live, **self.ema}
         tensors, target_tensors = averaged if weights == "ema" else live, averaged if target_weights == "ema" else None
         with torch.no_grad() if weights == "ema" else nullcontext():
-            return cuda.forward(self.network, self.shape, tensors, targets, learned, stats == "update", target_tensors)
+            return cuda.forward(
+                self.network,
+                self.shape,
+                tensors,
+                targets,
+                learned,
+                update=stats == "update",
+                target_tensors=target_tensors,
+                with_heads=with_heads,
+                update_by_targets=update_by_targets,
+            )
 
     @contextmanager
     def _statistics(self, stats: Stats) -> Iterator[None]:

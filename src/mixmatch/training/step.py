@@ -33,6 +33,7 @@ class Objective:
             y=F.one_hot(labels, self.classes).to(inputs.dtype),
             u=inputs.new_empty(0) if u is None else self._views(u, draws),
             rows=labels.new_empty(0) if u is None else draws["rows"],
+            x_strong=self.strong(x, under("xs/", draws))[0] if self.method.strong_labeled else inputs.new_empty(0),
         )
         return self.method.loss(model, batch, under("method/", draws), Progress(draws["step"], self.steps), state)
 

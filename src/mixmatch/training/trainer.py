@@ -79,7 +79,8 @@ class Trainer:
         )  # fmt: skip
         self.objective = Objective(method, weak, strong_augmentation(weak, shape), len(source.classes), settings.steps)
         if method.heads:
-            network = WithHeads(network, method.heads)
+            sizes = {name: size or len(source.classes) for name, size in method.heads.items()}
+            network = WithHeads(network, sizes)
         network = network.to(device).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         graphed = graph and device.type == "cuda"
         self.note: Callable[[str], None] = lambda text: None
@@ -138,7 +139,8 @@ class Trainer:
     def _kernels(self, network: nn.Module) -> cuda.Shape | None:
         """The network's shape if there are kernels for it that run here."""
         images, settings = self.settings.batch_size, self.settings
-        shape = cuda.shape_of(network, self.source.input_shape) if settings.precision == "bf16" else None
+        inner = network.network if isinstance(network, WithHeads) else network
+        shape = cuda.shape_of(inner, self.source.input_shape) if settings.precision == "bf16" else None
         if shape is None or not cuda.available() or not cuda.fits(shape, [images]):
             return None
         error = cuda.problem(network, shape, images, self.device)
@@ -167,6 +169,9 @@ class Trainer:
         draws: Draws = {"labeled": self.split.labeled[self._labeled.rows(step)]}
         for name, draw in objective.weak.draw(generator(seed, "augment labeled", step), 1, size).items():
             draws[f"x/{name}"] = draw
+        if method.strong_labeled:
+            rng = generator(seed, "augment labeled strongly", step)
+            draws.update({f"xs/{name}": draw for name, draw in objective.strong.draw(rng, 1, size).items()})
         if views:
             draws["rows"] = self._unlabeled.rows(step)
             draws["unlabeled"] = self.split.unlabeled[draws["rows"]]

@@ -20,7 +20,6 @@ from mixmatch.networks.cuda import launch, tma
 from mixmatch.networks.cuda.launch import Launcher, pack_weights
 from mixmatch.networks.cuda.shape import Shape
 from mixmatch.networks.cuda.streams import SideStream
-from mixmatch.networks.wide_resnet import WideResNet
 
 
 @cache
@@ -65,6 +64,8 @@ def forward(
     learned: Sequence[Tensor],
     update: bool,
     target_tensors: Mapping[str, Tensor] | None = None,
+    with_heads: Sequence[str] = (),
+    update_by_targets: bool = False,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Logits of batches of images (N, C, H, W), each normalized by itself.
 
@@ -76,6 +77,8 @@ def forward(
         learned: batches that are learned from. All of one size, which may be another.
         update: whether the first batch of `learned` moves the running statistics.
         target_tensors: parameters for `targets`, where they are others.
+        with_heads: further heads, whose outputs follow the logits (`mixmatch.networks.heads`).
+        update_by_targets: whether the first batch of `targets` moves the running statistics, before that of `learned`.
 
     Returns:
         the logits of the batches of `targets`, and of those of `learned`.
@@ -89,7 +92,7 @@ def forward(
     images = _images(learned)
     target_images = _images(targets) if targets else images.new_empty(0, *images.shape[1:])
     batch_sizes = [len(targets[0]) if targets else 1, len(learned[0])]
-    target_features, features, sums, *_ = _features(
+    target_features, features, target_sums, sums, *_ = _features(
         target_images,
         images,
         pack_weights(target_parameters) if target_parameters else packed,
@@ -99,17 +102,21 @@ def forward(
         list(shape.code),
         save,
     )
+    if update_by_targets:
+        _update_running(network, shape, tensors, target_sums[0].detach(), batch_sizes[0])
     if update:
         _update_running(network, shape, tensors, sums[0].detach(), batch_sizes[1])
     with torch.no_grad():
-        target_logits = _head(tensors if target_tensors is None else target_tensors, target_features)
-    logits = _head(tensors, features)
+        target_logits = _head(tensors if target_tensors is None else target_tensors, target_features, with_heads)
+    logits = _head(tensors, features, with_heads)
     split_targets = list(torch.split(target_logits, batch_sizes[0])) if targets else []
     return split_targets, list(torch.split(logits, batch_sizes[1]))
 
 
-def _head(tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:
-    weight, bias = (tensors[f"head.{kind}"].to(launch.DTYPE) for kind in ("weight", "bias"))
+def _head(tensors: Mapping[str, Tensor], features: Tensor, with_heads: Sequence[str]) -> Tensor:
+    names = ["head", *(f"heads.{name}" for name in with_heads)]
+    weight, bias = (torch.cat([tensors[f"{name}.{kind}"] for name in names]) for kind in ("weight", "bias"))
+    weight, bias = weight.to(launch.DTYPE), bias.to(launch.DTYPE)
     return nn.functional.linear(features.to(launch.DTYPE), weight, bias).float()
 
 
@@ -121,7 +128,7 @@ def _images(batches: Sequence[Tensor]) -> Tensor:
 @torch.no_grad()
 def _update_running(network: nn.Module, shape: Shape, tensors: Mapping[str, Tensor], sums: Tensor, images: int) -> None:
     """Move the running statistics towards those of a batch, as `nn.BatchNorm2d` does."""
-    assert isinstance(network, WideResNet)
+    assert isinstance(network.norm, nn.BatchNorm2d)
     momentum = network.norm.momentum
     assert momentum is not None
     means, variances = [], []
@@ -139,11 +146,11 @@ def _update_running(network: nn.Module, shape: Shape, tensors: Mapping[str, Tens
 
 
 def _pass_forward(
-    kernels: Launcher, shape: Shape, x: Tensor, features: Tensor, save: bool
-) -> tuple[Tensor, list[Tensor]]:
-    """Write the pooled features of images x to `features`; return the sums for batch norm, and if `save`, what
+    kernels: Launcher, shape: Shape, x: Tensor, features: Tensor, sums: Tensor, save: bool
+) -> list[Tensor]:
+    """Write the pooled features of images x to `features`, and add to the `sums` for batch norm. If `save`, return what
     `_pass_backward` needs: the inputs and outputs of both norms of each block, and the input of the last norm."""
-    sums, saved = kernels.zero_sums(), []
+    saved: list[Tensor] = []
     h = kernels.convolve(x, shape.stem, norm=shape.blocks[0].norm1, sums=sums)
     for i, block in enumerate(shape.blocks):
         after = shape.blocks[i + 1].norm1 if i + 1 < len(shape.blocks) else shape.last_norm
@@ -157,7 +164,7 @@ def _pass_forward(
         h = kernels.convolve(b, block.conv2, residual=h, norm=after, sums=sums)
     saved += [h] if save else []
     kernels.pool(h, shape.last_norm, sums, features)
-    return sums, saved
+    return saved
 
 
 def _pass_backward(
@@ -218,10 +225,10 @@ def _features(
     batch_sizes: list[int],
     code: list[int],
     save: bool,
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     """Pooled features (N, C) of images that only give targets and of those that are learned from, in batches of the two
-    sizes; the latter's sums for batch norm, and if `save`, what their backward pass needs. If there are twice as many
-    parameters as the network has, the second half is for the targets."""
+    sizes; the sums for batch norm of both, and if `save`, what the latter's backward pass needs. If there are twice as
+    many parameters as the network has, the second half is for the targets."""
     shape = Shape.decoded(tuple(code))
     count = len(shape.parameter_names)
     kernels = Launcher(shape.convolutions, shape.norms, packed, parameters[:count], learned, batch_sizes[1])
@@ -235,10 +242,12 @@ def _features(
         target_kernels = kernels.over(targets, batch_sizes[0])
     target_features, features = _empty_features(shape, targets, learned)
     with SideStream(learned.device, urgent=True) as side:
+        target_sums = target_kernels.zero_sums()
         if len(targets):
-            side.run(_pass_forward, target_kernels, shape, targets, target_features, False)
-        sums, saved = _pass_forward(kernels, shape, learned, features, save)
-    return target_features, features, sums, saved
+            side.run(_pass_forward, target_kernels, shape, targets, target_features, target_sums, False)
+        sums = kernels.zero_sums()
+        saved = _pass_forward(kernels, shape, learned, features, sums, save)
+    return target_features, features, target_sums, sums, saved
 
 
 def _empty_features(shape: Shape, *images: Tensor) -> list[Tensor]:
@@ -255,7 +264,7 @@ def _(
     batch_sizes: list[int],
     code: list[int],
     save: bool,
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     shape = Shape.decoded(tuple(code))
     images = len(learned)
     saved = []
@@ -266,9 +275,12 @@ def _(
         last = shape.last_norm
         saved.append(learned.new_empty(images, last.size, last.size, last.channels))
     channels = sum(norm.channels for norm in shape.norms)
-    sums = learned.new_empty(images // batch_sizes[1], 2, channels, dtype=torch.float32)
+    target_sums, sums = (
+        x.new_empty(len(x) // size, 2, channels, dtype=torch.float32)
+        for x, size in zip((targets, learned), batch_sizes, strict=True)
+    )
     target_features, features = _empty_features(shape, targets, learned)
-    return target_features, features, sums, saved
+    return target_features, features, target_sums, sums, saved
 
 
 @torch.library.custom_op("mixmatch::wide_resnet_gradient", mutates_args=())
@@ -293,13 +305,13 @@ def _(g: Tensor, x: Tensor, sums: Tensor, saved: list[Tensor], packed: Tensor, *
     return g.new_empty(packed.numel() - 1), g.new_empty(2, sums.shape[2])
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, list[Tensor]]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     _, x, _, packed, parameters, batch_sizes, code, _ = inputs
-    target_features, _, sums, saved = output
+    target_features, _, target_sums, sums, saved = output
     count = len(Shape.decoded(tuple(code)).parameter_names)
     ctx.batch_size, ctx.code, ctx.count, ctx.target_parameters = batch_sizes[1], code, count, len(parameters) - count
     ctx.save_for_backward(x, sums, packed, *parameters[:count], *saved)
-    ctx.mark_non_differentiable(target_features, sums, *saved)
+    ctx.mark_non_differentiable(target_features, target_sums, sums, *saved)
     ctx.set_materialize_grads(False)
 
 
