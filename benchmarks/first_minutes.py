@@ -147,9 +147,16 @@ class Cell(NamedTuple):
         elif self.way == "labels":
             given["method"] = "supervised"
         elif self.way != "now":
-            pairs = (pair.partition("=") for pair in self.way.split(","))
-            given |= {name: json.loads(value) if value[0] in "-.0123456789tf" else value for name, _, value in pairs}
+            given |= {name: _value(text) for name, _, text in (pair.partition("=") for pair in self.way.split(","))}
         return given
+
+
+def _value(text: str) -> Any:
+    """A number or true and false, else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def run(cell: Cell, data_dir: Path | None, weights: str, cache: Path, device: str) -> dict[str, Any]:
