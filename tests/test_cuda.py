@@ -116,7 +116,7 @@ def test_averages_that_warm_up_are_those_of_plain_steps() -> None:
         trainer.advance(step + 1)
         trainer.wait()
         decay = min(trainer.settings.ema_decay, (1 + step) / (10 + step))
-        expected = {name: decay * value + (1 - decay) * live[name].double() for name, value in expected.items()}
+        expected = {n: decay * value + (1 - decay) * live[n].detach().double() for n, value in expected.items()}
     assert trainer.engine["recorded"]
     for name, value in expected.items():
         torch.testing.assert_close(trainer.model.ema[name].double(), value, rtol=1e-4, atol=1e-6)
