@@ -100,6 +100,14 @@ def test_basic_features_of_any_size(shape: tuple[int, int, int]) -> None:
     assert len({tuple(row) for row in features.tolist()}) == 5
 
 
+def test_fine_cells_are_for_images_that_have_the_pixels() -> None:
+    """Blocks of 4x4 and 8x8 cells, colors on a 4x4 grid, two signs of 128 filters in four quarters."""
+    coarse, fine, patterns = 3 * 3 * 36, 7 * 7 * 36, 2 * 128 * 4
+    assert build_frozen("basic", (1, 8, 8)).feature_size == coarse + 16 + patterns
+    assert build_frozen("basic", (3, 31, 40)).feature_size == coarse + 3 * 16 + patterns
+    assert build_frozen("basic", (3, 32, 32)).feature_size == coarse + fine + 3 * 16 + patterns
+
+
 def test_a_head_takes_images_and_features() -> None:
     network = networks.build("basic>mlp", 3, (3, 16, 16)).train()
     assert isinstance(network, Embedded)

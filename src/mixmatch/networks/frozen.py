@@ -33,17 +33,19 @@ CONTRAST, RIDGE, THRESHOLD = 0.01, 0.1, 0.5
 class Basic(nn.Module):
     """Features from the pixels: what edges there are and where, what colors, and which of `FILTERS` small patterns.
 
-    The image is reduced to 32x32. Edges: histograms of 9 gradient directions in 4x4 and in 8x8 cells, normalized over
-    blocks of 2x2 cells (HOG). Colors: means over a 4x4 grid. Patterns: how strongly 6x6 patches, whitened, respond to
+    The image is brought to 32x32. Edges: histograms of 9 gradient directions in 4x4 cells, and in 8x8 where the
+    image is not smaller than 32x32 (digits of 8x8 pixels had 18 % error with them, 3 % without), normalized over blocks
+    of 2x2 cells (HOG). Colors: means over a 4x4 grid. Patterns: how strongly 6x6 patches, whitened, respond to
     filters that `fit` finds by spherical k-means, positive and negative, averaged over the quarters of the image.
 
     Takes (N, C, H, W) in [-1, 1], gives (N, feature_size).
     """
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, size: int = SIZE) -> None:
+        """`size` is that of the images' shorter side."""
         super().__init__()
-        self.channels = channels
-        blocks = sum(4 * ANGLES * (cells - 1) ** 2 for cells in CELLS)
+        self.channels, self.cells = channels, CELLS if size >= SIZE else CELLS[:1]
+        blocks = sum(4 * ANGLES * (cells - 1) ** 2 for cells in self.cells)
         self.feature_size = blocks + channels * GRID**2 + 2 * FILTERS * QUARTERS**2
         self.register_buffer("kernels", torch.zeros(FILTERS, channels, PATCH, PATCH))
         self.register_buffer("offset", torch.zeros(FILTERS))
@@ -66,7 +68,7 @@ class Basic(nn.Module):
         share = (1 - torch.minimum(apart, ANGLES - apart)).clamp(min=0)
         strength = share * (across**2 + down**2 + 1e-12).sqrt()
         found = []
-        for number in CELLS:
+        for number in self.cells:
             cells, last = F.adaptive_avg_pool2d(strength, number), number - 1
             blocks = torch.cat([cells[:, :, i : i + last, j : j + last] for i in (0, 1) for j in (0, 1)], dim=1)
             found.append(_unit(_unit(blocks).clamp(max=0.2)))
@@ -179,4 +181,4 @@ def build_frozen(
         raise unknown("features", name, [BASIC, f"{PREFIX}NAME"])
     if weights:
         raise MixMatchError("weights= is for timm:NAME, and features=basic has none: leave it out")
-    return Basic(input_shape[0])
+    return Basic(input_shape[0], min(input_shape[1:]))
