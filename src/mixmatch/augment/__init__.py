@@ -5,12 +5,15 @@ The same draws give the same images on every device, because only integers decid
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from mixmatch.augment.base import Augmentation, to_unit_range, unaugmented
 from mixmatch.augment.crop_flip import CropFlip
 from mixmatch.augment.cutout import Cutout
 from mixmatch.augment.noise_mask import NoiseMask
+from mixmatch.augment.rand_augment import RandAugment
 from mixmatch.errors import MixMatchError
 
 __all__ = [
@@ -18,11 +21,20 @@ __all__ = [
     "CropFlip",
     "Cutout",
     "NoiseMask",
+    "RandAugment",
     "strong_augmentation",
     "to_unit_range",
     "unaugmented",
     "weak_augmentation",
 ]
+
+
+STRONG: dict[str, Callable[[CropFlip], Augmentation]] = {
+    "randaugment": RandAugment,
+    "randaugment-kekmodel": partial(RandAugment, variant="kekmodel"),
+    "randaugment-torchssl": partial(RandAugment, variant="torchssl"),
+}
+"""Strong augmentations that operate on colors, by name."""
 
 
 def weak_augmentation(
@@ -41,9 +53,18 @@ def weak_augmentation(
     return crop
 
 
-def strong_augmentation(weak: CropFlip | NoiseMask, input_shape: tuple[int, ...]) -> Augmentation:
-    """What is stronger than the weak augmentation: a hidden square in images; in features twice the noise, and
-    masks twice."""
+def strong_augmentation(
+    weak: CropFlip | NoiseMask, input_shape: tuple[int, ...], strong: str = "cutout"
+) -> Augmentation:
+    """What is stronger than the weak augmentation: for images by name; in features twice the noise, and masks twice."""
     if isinstance(weak, NoiseMask):
         return replace(weak, noise=2 * weak.noise, mask=1 - (1 - weak.mask) ** 2)
-    return Cutout(weak, *input_shape[1:])
+    if strong == "cutout":
+        return Cutout(weak, *input_shape[1:])
+    if strong not in STRONG:
+        raise MixMatchError(f"strong={strong!r} is not one of cutout, {', '.join(STRONG)}")
+    if input_shape[0] not in (1, 3):
+        raise MixMatchError(
+            f"strong={strong} is for 1 or 3 channels, but images have {input_shape[0]}: use strong=cutout"
+        )
+    return STRONG[strong](weak)

@@ -40,6 +40,10 @@ class CropFlip:
 
     def __call__(self, inputs: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
         """uint8 (B, H, W, C) to float32 (views, B, C, H, W) in [-1, 1]."""
+        return to_unit_range(self.crop(inputs, draws))
+
+    def crop(self, inputs: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
+        """uint8 (B, H, W, C) to uint8 (views, B, H, W, C)."""
         count, height, width, _ = inputs.shape
         device = inputs.device
         dy, dx = draws["offset"].unbind(-1)
@@ -47,4 +51,4 @@ class CropFlip:
         columns = reflect(torch.arange(width, device=device) + dx[..., None] - self.pad, width)
         columns = torch.where(draws["flip"][..., None] == 1, width - 1 - columns, columns)
         image = torch.arange(count, device=device)[:, None, None]
-        return to_unit_range(inputs[image, rows[..., :, None], columns[..., None, :]])
+        return inputs[image, rows[..., :, None], columns[..., None, :]]
