@@ -21,7 +21,7 @@ Optimizer = Literal["adam", "sgd"]
 Schedule = Literal["constant", "cosine", "linear", "cosine-7/16"]
 Unlabeled = Literal["rest", "all"]
 LabelSampling = Literal["uniform", "balanced"]
-Strong = Literal["cutout"]
+Strong = Literal["cutout", "randaugment", "randaugment-kekmodel", "randaugment-torchssl", "ctaugment"]
 HoldOut = Literal["large-classes", "all-classes", "none"]
 Labels = int | Literal["all"]
 
@@ -84,7 +84,7 @@ class Settings:
     ema_warmup: bool = setting(False, "Average over fewer steps at the start, so that early averages do not lag.")
     pad: int = setting(4, "Pixels by which an image is mirror-padded before the random crop.", least=0)
     flip: bool = setting(False, "Flip images left to right at random.")
-    strong: Strong = setting("cutout", "Strong augmentation, for methods that use it.")
+    strong: Strong = setting("cutout", "Strong augmentation of images, for methods that use it.")
     noise: float = setting(0.0, "Features: deviation of the Gaussian noise that is added.", least=0)
     mask: float = setting(0.0, "Features: share of them that is hidden at random.", within=(0, 1))
     precision: Precision = setting("fp32", "Precision of the passes; by default bf16 where it is faster.")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from mixmatch.augment.base import Augmentation, to_unit_range, unaugmented
+from mixmatch.augment.base import Adaptive, Augmentation, to_unit_range, unaugmented
 from mixmatch.augment.crop_flip import CropFlip
 from mixmatch.augment.cutout import Cutout
 from mixmatch.augment.noise_mask import NoiseMask
@@ -17,6 +17,7 @@ from mixmatch.augment.rand_augment import RandAugment
 from mixmatch.errors import MixMatchError
 
 __all__ = [
+    "Adaptive",
     "Augmentation",
     "CropFlip",
     "Cutout",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -21,6 +21,28 @@ class Augmentation(Protocol):
 
     def __call__(self, inputs: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
         """Rows (B, ...) as a pool holds them to float32 (views, B, ...) as a network takes them."""
+        ...
+
+
+@runtime_checkable
+class Adaptive(Augmentation, Protocol):
+    """An augmentation that learns how strong it may be. Its state is among the draws of each call."""
+
+    def state(self, device: torch.device) -> dict[str, Tensor]:
+        """What it knows before the first step."""
+        ...
+
+    def draw_probe(self, rng: np.random.Generator, count: int) -> Draws:
+        """Draw a random augmentation of each of `count` rows, to learn from."""
+        ...
+
+    def probe(self, inputs: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
+        """Apply it to rows (B, ...): (1, B, ...)."""
+        ...
+
+    def learned(self, state: Mapping[str, Tensor], draws: Mapping[str, Tensor], proximity: Tensor) -> dict[str, Tensor]:
+        """The state after a probe: `proximity` (B,) is how near the predictions were to the labels, 1 for the
+        same."""
         ...
 
 

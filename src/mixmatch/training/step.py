@@ -8,8 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixmatch.augment import Augmentation
+from mixmatch.augment import Adaptive, Augmentation
 from mixmatch.methods.base import Batch, Method, Predictor, Progress, Step, Tensors
+
+AUGMENTATION = "augmentation/"
+"""What the names of an adaptive augmentation's state begin with, among the method's."""
 
 
 @dataclass(frozen=True)
@@ -27,22 +30,46 @@ class Objective:
         self, model: Predictor, labels: Tensor, x: Tensor, u: Tensor | None, draws: Tensors, state: Tensors
     ) -> Step:
         """The loss for the fetched rows `x` and `u` and the draws of a step. Nothing here waits for the device."""
+        strong = {name: value for name, value in state.items() if name.startswith(AUGMENTATION)}
+        state = {name: value for name, value in state.items() if name not in strong}
+        learned = under(AUGMENTATION, strong)
         inputs = self.weak(x, under("x/", draws))[0]
         batch = Batch(
             x=inputs,
             y=F.one_hot(labels, self.classes).to(inputs.dtype),
-            u=inputs.new_empty(0) if u is None else self._views(u, draws),
+            u=inputs.new_empty(0) if u is None else self._views(u, draws, learned),
             rows=labels.new_empty(0) if u is None else draws["rows"],
-            x_strong=self.strong(x, under("xs/", draws))[0] if self.method.strong_labeled else inputs.new_empty(0),
+            x_strong=self.strong(x, {**under("xs/", draws), **learned})[0]
+            if self.method.strong_labeled
+            else inputs.new_empty(0),
         )
-        return self.method.loss(model, batch, under("method/", draws), Progress(draws["step"], self.steps), state)
+        progress = Progress(draws["step"], self.steps)
+        step = self.method.loss(model, batch, under("method/", draws), progress, state)
+        if isinstance(self.strong, Adaptive):
+            adapted = self._adapt(self.strong, model, x, batch.y, under("probe/", draws), learned)
+            step = step._replace(state={**step.state, **{f"{AUGMENTATION}{n}": value for n, value in adapted.items()}})
+        return step
 
-    def _views(self, u: Tensor, draws: Tensors) -> Tensor:
+    def augmentation_state(self, device: torch.device) -> dict[str, Tensor]:
+        """What an adaptive augmentation has learned before the first step: nothing."""
+        state = self.strong.state(device) if isinstance(self.strong, Adaptive) else {}
+        return {f"{AUGMENTATION}{name}": value for name, value in state.items()}
+
+    @torch.no_grad()
+    def _adapt(
+        self, strong: Adaptive, model: Predictor, x: Tensor, y: Tensor, draws: Tensors, learned: Tensors
+    ) -> dict[str, Tensor]:
+        """What the augmentation has learned after this step, from how near the averaged model's predictions for
+        augmented labeled rows come to their labels."""
+        probs = model(strong.probe(x, draws)[0], weights="ema", stats="running").softmax(dim=-1)
+        return strong.learned(learned, draws, 1 - 0.5 * (probs - y).abs().sum(dim=-1))
+
+    def _views(self, u: Tensor, draws: Tensors, learned: Tensors) -> Tensor:
         """The unlabeled rows in each of the method's views (views, mu B, ...)."""
         views = self.method.views
         if "strong" not in views:
             return self.weak(u, under("u/", draws))
-        strong = iter(self.strong(u, under("s/", draws)))
+        strong = iter(self.strong(u, {**under("s/", draws), **learned}))
         weak = iter(self.weak(u, under("u/", draws))) if "weak" in views else iter(())
         return torch.stack([next(strong if view == "strong" else weak) for view in views])
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mixmatch.augment import strong_augmentation, weak_augmentation
+from mixmatch.augment import Adaptive, strong_augmentation, weak_augmentation
 from mixmatch.data.pool import Pool, on_device
 from mixmatch.data.source import Source
 from mixmatch.data.split import Split
@@ -77,7 +77,8 @@ class Trainer:
             shape, pad=settings.pad, flip=settings.flip, noise=settings.noise, mask=settings.mask,
             choices=inputs.shape[1] if source.train.views is not None else 0,
         )  # fmt: skip
-        self.objective = Objective(method, weak, strong_augmentation(weak, shape), len(source.classes), settings.steps)
+        strong = strong_augmentation(weak, shape, settings.strong if _uses_strong(method) else "cutout")
+        self.objective = Objective(method, weak, strong, len(source.classes), settings.steps)
         if method.heads:
             sizes = {name: size or len(source.classes) for name, size in method.heads.items()}
             network = WithHeads(network, sizes)
@@ -100,7 +101,9 @@ class Trainer:
         )
         self._unlabeled = Sampler(max(len(split.unlabeled), 1), method.ratio * size, seed, "unlabeled")
         self.state = {name: value.detach().clone() for name, value in method.state(self._data_info()).items()}
-        """The method's state: it goes into every step, and what comes out is copied back in place."""
+        """The method's state, and that of an adaptive augmentation: it goes into every step, and what comes out is
+        copied back in place."""
+        self.state |= self.objective.augmentation_state(device)
         self.step = 0
         self.machines = on_machines(None, 0, device)
         self._test = HeldOut.of(source.test.inputs, source.test.labels, split.test, device)
@@ -182,6 +185,9 @@ class Trainer:
             if strong := views.count("strong"):
                 rng = generator(seed, "augment unlabeled strongly", step)
                 draws.update({f"s/{name}": draw for name, draw in objective.strong.draw(rng, strong, count).items()})
+        if isinstance(objective.strong, Adaptive):
+            for name, draw in objective.strong.draw_probe(generator(seed, "probe", step), size).items():
+                draws[f"probe/{name}"] = draw
         for name, draw in method.draw(generator(seed, "method", step), size).items():
             draws[f"method/{name}"] = draw
         draws["step"] = np.array(step, np.float32)
@@ -450,6 +456,10 @@ class Trainer:
             self._graph = self._graphed()
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
+
+
+def _uses_strong(method: Method) -> bool:
+    return "strong" in method.views or method.strong_labeled
 
 
 def _shapes(tensors: Tensors) -> dict[str, torch.Size]:
