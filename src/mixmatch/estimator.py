@@ -43,6 +43,7 @@ NOT_USED = {
     "labels": "y says which rows have a label",
     "valid": "nothing is held out",
     "hold_out": "nothing is held out",
+    "imbalance": "all rows are used",
     "eval_every": "nothing is evaluated",
 }
 """Settings of a run that mean nothing here, and why."""

@@ -46,6 +46,12 @@ class Settings:
     unlabeled: Unlabeled = setting(
         "rest", "Which images are used as unlabeled: the `rest`, or `all`, the labeled ones too."
     )
+    imbalance: float = setting(
+        1.0,
+        "How many times as many images the first class has as the last, labeled and unlabeled ones: published data "
+        "sets are thinned out to an exponential long tail.",
+        least=1,
+    )
     hold_out: HoldOut = setting(
         "all-classes",
         "Your own data without a test part: hold out a fifth of each class with ten labels or more (`large-classes`), "

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mixmatch.data import load
 from mixmatch.data.source import UNKNOWN, Rows, Source
-from mixmatch.data.split import Split, labeled_split, make_split
+from mixmatch.data.split import Split, labeled_split, long_tail, make_split
 from mixmatch.errors import MixMatchError
 
 SVHN_TRAIN_COUNTS = [13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659, 4948]
@@ -294,6 +295,72 @@ def test_all_labels_leave_the_unknown_images_unlabeled(request_):
     assert split.unlabeled.tolist() == list(range(25, 44))
 
 
+# A long tail
+
+
+LONG_TAIL = [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]
+"""CIFAR-10 with an imbalance of 100, as published: 12,406 images."""
+
+
+def test_cifar10s_long_tail_has_the_published_counts():
+    labels = shuffled_labels([5000] * 10)
+    rows = long_tail(labels, 100, seed=1)
+    assert np.bincount(labels[rows]).tolist() == LONG_TAIL
+    assert sum(LONG_TAIL) == 12_406
+    assert rows.tolist() == sorted(set(rows.tolist()))
+    assert not np.array_equal(rows, long_tail(labels, 100, seed=2))
+    np.testing.assert_array_equal(rows, long_tail(labels, 100, seed=1))
+
+
+def test_a_tenth_of_the_long_tail_labeled_is_a_tenth_of_each_class():
+    labels = shuffled_labels([5000] * 10)
+    split = make_split(make_source(labels), 1241, seed=1, valid=1, imbalance=100)
+    assert len(split.labeled) == 1241
+    np.testing.assert_allclose(np.bincount(labels[split.labeled]), np.array(LONG_TAIL) / 10, atol=1)
+    assert np.bincount(labels[np.concatenate([split.labeled, split.unlabeled, split.valid])]).tolist() == LONG_TAIL
+    assert len(split.valid) == 1
+    assert len(np.unique(np.concatenate([split.labeled, split.unlabeled, split.valid]))) == 12_406
+    assert split.test.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("unlabeled", ["rest", "all"])
+def test_a_long_tail_is_split_as_a_data_set_of_its_images_alone(unlabeled):
+    labels = shuffled_labels([60, 50, 70])
+    kept = long_tail(labels, 10, seed=4)
+    alone = make_split(make_source(labels[kept]), 12, 4, 3, unlabeled)
+    split = make_split(make_source(labels), 12, 4, 3, unlabeled, imbalance=10)
+    for part in ("labeled", "unlabeled", "valid"):
+        np.testing.assert_array_equal(getattr(split, part), kept[getattr(alone, part)])
+    assert (set(split.labeled) <= set(split.unlabeled)) == (unlabeled == "all")
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(3, 40), min_size=2, max_size=6), st.floats(1.001, 3), st.integers(0, 9))
+def test_the_rarest_class_decides_how_many_are_left(counts, imbalance, seed):
+    labels = shuffled_labels(counts)
+    left = np.bincount(labels[long_tail(labels, imbalance, seed)], minlength=len(counts))
+    steps = [imbalance ** (c / (len(counts) - 1)) for c in range(len(counts))]
+    largest = min(count * step for count, step in zip(counts, steps, strict=True))
+    assert (np.abs(left - np.array([largest / step for step in steps])) <= 1).all()
+    assert (left <= counts).all()
+    assert (left == counts).any()  # as many as the data allows
+
+
+def test_of_a_long_tail_folds_do_not_count_and_images_of_unknown_class_stay():
+    source = stl10()
+    split = make_split(source, 6, seed=1, imbalance=4)
+    known = source.train.labels
+    assert np.bincount(known[split.labeled]).tolist() == [3, 2, 1]
+    assert np.bincount(known[split.unlabeled] + 1).tolist() == [20, 8 - 3, 4 - 2, 2 - 1]
+
+
+def test_without_imbalance_splits_are_as_they_were():
+    digits = load("digits")
+    assert make_split(digits, 20, 1, 100).hash == "e021e52547ec7d5b"
+    assert make_split(digits, 20, 1, 100, imbalance=1.0).hash == "e021e52547ec7d5b"
+    assert make_split(digits, 20, 1, 100, imbalance=2.0).hash != "e021e52547ec7d5b"
+
+
 # The name of a split
 
 
@@ -428,6 +495,16 @@ def test_a_seed_that_numpys_legacy_generator_does_not_know(seed):
 def test_labels_must_be_one_whole_number_per_image(labels):
     with pytest.raises(ValueError, match="one whole number per image"):
         labeled_split(labels, 1, seed=0)
+
+
+def test_an_impossible_long_tail():
+    source = make_source(shuffled_labels([100, 100, 100]))
+    with pytest.raises(MixMatchError, match="imbalance=101 leaves no image of class 2: choose a smaller one") as error:
+        make_split(source, 6, seed=1, imbalance=101)
+    assert one_line(error)
+    with pytest.raises(MixMatchError, match="200 labels asked for, but imbalance=25 leaves 124 images") as error:
+        make_split(source, 200, seed=1, imbalance=25)
+    assert one_line(error)
 
 
 # The source

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mixmatch.data.source import UNKNOWN, Source
+from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
 
 Indices = npt.NDArray[np.int64]
@@ -95,6 +96,7 @@ def make_split(
     seed: int,
     valid: int = 0,
     unlabeled: Literal["rest", "all"] = "rest",
+    imbalance: float = 1.0,
 ) -> Split:
     """Split a source as the paper does: `labels` labeled images, the rest unlabeled but for `valid` held out ones.
 
@@ -105,10 +107,14 @@ def make_split(
     Args:
         unlabeled: "rest" leaves labeled images out of the unlabeled set, as the MixMatch authors do. "all" puts every
             image there that is not held out, as the FixMatch authors do.
+        imbalance: above 1, only the images of `long_tail` are used, and labels are dealt out in proportion to what
+            each class has left of them. Test images stay as they are.
     """
     if unlabeled not in ("rest", "all"):
         raise MixMatchError(f"unlabeled={unlabeled!r} must be 'rest' or 'all'")
-    known = source.train.labels
+    tailed = imbalance != 1
+    kept = long_tail(source.train.labels, imbalance, seed) if tailed else np.arange(len(source.train))
+    known, balanced = source.train.labels[kept], source.balanced and not tailed
     labelable = np.flatnonzero(known != UNKNOWN)
     test = np.arange(len(source.test), dtype=np.int64)
     if labels == "all" or labels == len(labelable):
@@ -116,9 +122,13 @@ def make_split(
         if len(rest) == 0:
             labeled, rest = labelable[valid:], labelable[:valid]
     else:
-        fold = _fold(source, labels, seed)
-        labeled = labeled_split(known, labels, seed, source.balanced) if fold is None else fold
-        rest = _official_order(known, labeled, source.balanced)
+        if tailed and labels > len(labelable):
+            raise MixMatchError(
+                f"{labels:,} labels asked for, but imbalance={imbalance:g} leaves {len(labelable):,} images with one"
+            )
+        fold = None if tailed else _fold(source, labels, seed)
+        labeled = labeled_split(known, labels, seed, balanced) if fold is None else fold
+        rest = _official_order(known, labeled, balanced)
     if not 0 <= valid <= len(rest):
         raise MixMatchError(f"cannot hold out {valid:,} images for validation: {len(rest):,} are not labeled")
     missing = sorted(set(range(len(source.classes))) - set(known[labeled].tolist()))
@@ -130,7 +140,30 @@ def make_split(
         )
     held_out = rest[:valid]
     others = rest[valid:] if unlabeled == "rest" else np.setdiff1d(np.arange(len(known)), held_out)
-    return Split(labeled=labeled, unlabeled=others, valid=held_out, test=test)
+    return Split(labeled=kept[labeled], unlabeled=kept[others], valid=kept[held_out], test=test)
+
+
+def long_tail(labels: npt.NDArray[np.integer], imbalance: float, seed: int) -> Indices:
+    """The rows that are left when the classes are thinned out to a long tail: in file order, chosen by the seed.
+
+    Class c of L keeps N imbalance^(-c / (L - 1)) images, rounded down, as in Cui et al., 2019, and the work on
+    imbalanced semi-supervised learning. N is as large as the data allows: on CIFAR-10, all 5,000 images of class 0 and
+    with an imbalance of 100, 50 of class 9. Images of unknown class are all kept.
+
+    >>> labels = np.repeat(np.arange(3), 100)
+    >>> np.bincount(labels[long_tail(labels, 25, seed=1)])
+    array([100,  20,   4])
+    """
+    rows = [np.flatnonzero(labels == c) for c in range(int(labels.max(initial=0)) + 1)]
+    share = float(imbalance) ** -(np.arange(len(rows)) / max(len(rows) - 1, 1))
+    largest = min(len(r) / s for r, s in zip(rows, share, strict=True))
+    counts = np.floor(largest * share + 1e-9).astype(int)
+    if not counts.all():
+        c = int(np.argmin(counts))
+        raise MixMatchError(f"imbalance={imbalance:g} leaves no image of class {c}: choose a smaller one")
+    random = generator(seed, "long tail", 0)
+    kept = [random.permutation(r)[:n] for r, n in zip(rows, counts, strict=True)]
+    return np.sort(np.concatenate([*kept, np.flatnonzero(labels == UNKNOWN)]))
 
 
 def _shares(rows: list[Indices], balanced: bool) -> npt.NDArray[np.float64]:

@@ -14,7 +14,7 @@ from mixmatch import settings as settings_
 from mixmatch.data import Reading, is_path, source_info
 from mixmatch.data.opened import Basis, Data
 from mixmatch.data.source import UNKNOWN, Source
-from mixmatch.data.split import Split, make_split
+from mixmatch.data.split import Split
 from mixmatch.errors import MixMatchError
 from mixmatch.methods.base import Method
 from mixmatch.presets import Kind
@@ -93,7 +93,7 @@ def _open_source(source: Source, split: Split | None, settings: Settings) -> Dat
     if split is not None and settings.unlabeled == "all":  # what the method asks for
         split = replace(split, unlabeled=np.concatenate([split.labeled, split.unlabeled]))
     if split is None:
-        split = make_split(source, settings.labels, settings.seed, settings.valid, settings.unlabeled)
+        split = session.split_of(source, settings)
     return session.embedded(Data(source, split, Basis(f"its {len(split.test):,} test {source.noun}s")), settings)
 
 
@@ -116,6 +116,8 @@ def _of_split(data: str | Source, split: Split | None, given: Mapping[str, Any])
         raise MixMatchError(f"split= is for a Source of your own, not for '{data}'")
     if "unlabeled" in given:
         raise MixMatchError("unlabeled= contradicts split=, which says which rows are unlabeled: leave it out")
+    if given.get("imbalance", 1) != 1:
+        raise MixMatchError("imbalance= contradicts split=, which says which rows are used: leave it out")
     for name, count in split.counts().items():
         rows, there = getattr(split, name), len(data.test if name == "test" else data.train)
         if count and not (rows.min() >= 0 and rows.max() < there):

@@ -25,7 +25,7 @@ from mixmatch.data.opened import Basis, Data, to_data
 from mixmatch.data.pate import open_shard, open_student
 from mixmatch.data.published.files import data_folder
 from mixmatch.data.source import Source, labels_sha256
-from mixmatch.data.split import make_split
+from mixmatch.data.split import Split, make_split
 from mixmatch.data.user.rows import UserData
 from mixmatch.draws import torch_seed
 from mixmatch.errors import MixMatchError
@@ -126,16 +126,24 @@ def open_data(
     """Read the data that the settings name, or the part of it that is a teacher's or a student's, and split it."""
     for part, opener in (("shard", open_shard), ("student", open_student)):
         if part in settings.data_options:
+            if settings.imbalance != 1:
+                raise MixMatchError("imbalance= is not for PATE, whose shards and pools are given: leave it out")
             return opener(settings, data_dir, strict=strict)
     if not is_path(settings.data):
         if settings.hold_out != "all-classes":
             raise MixMatchError(f"hold_out= is for your own data, not for '{settings.data}': leave it out")
         source = data_.load(settings.data, data_dir, strict=strict)
-        split = make_split(source, settings.labels, settings.seed, settings.valid, settings.unlabeled)
+        split = split_of(source, settings)
         data = Data(source, split, Basis(f"its {len(split.test):,} test images"))
         return embedded(data, settings, device, cache_folder(data_folder(data_dir)))
     read = data_.read_user_data(Path(settings.data), data_.Reading.of(settings.data_options))
     return user_data(read, settings, device)
+
+
+def split_of(source: Source, settings: Settings) -> Split:
+    """The split of a data set whose classes are known, as the settings say."""
+    s = settings
+    return make_split(source, s.labels, s.seed, s.valid, s.unlabeled, s.imbalance)
 
 
 def embedded(
@@ -158,6 +166,8 @@ def user_data(read: UserData, settings: Settings, device: str = "auto", progress
         raise MixMatchError(
             "labels= and valid= do not apply to your own data, whose labels are all used: leave them out"
         )
+    if settings.imbalance != 1:
+        raise MixMatchError("imbalance= is for published data sets, not for your own data: leave it out")
     place = Path(settings.data)
     cache = cache_folder(place if place.is_dir() else place.parent) if settings.features != "none" else None
     data = embedded(to_data(read, settings.seed, settings.hold_out), settings, device, cache, progress)
