@@ -55,6 +55,22 @@ def test_counts_and_few_labels() -> None:
     assert found["few-labels"].severity == "warning"
 
 
+@pytest.mark.parametrize(("a", "b", "uneven"), [(20, 4, True), (4, 20, True), (19, 4, False), (4, 4, False)])
+def test_uneven_classes_are_worth_a_word(a: int, b: int, uneven: bool) -> None:
+    labels = [*[0] * a, *[1] * b]
+    found = list(inspect.uneven(images([*labels, UNKNOWN], flat([*range(len(labels) + 1)]))))
+    assert [finding.kind for finding in found] == ["uneven-classes"] * uneven
+    if uneven:
+        more, fewer = ("a", "b") if a > b else ("b", "a")
+        assert found[0].message == f"classes are uneven: '{more}' has 20 labels, '{fewer}' has 4"
+        assert found[0].severity == "info"
+        assert "label_sampling=balanced" in found[0].advice
+        assert "balance=abc" in found[0].advice
+        (without,) = inspect.uneven(images(labels, flat([*range(len(labels))])))
+        assert "label_sampling=balanced" in without.advice
+        assert "abc" not in without.advice  # it is about unlabeled images
+
+
 @pytest.mark.parametrize(
     ("labels", "values", "test", "expected"),
     [

@@ -13,8 +13,10 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
+from mixmatch import methods
 from mixmatch.cli import app, data_check
 from mixmatch.data.user.rows import Finding
+from mixmatch.declare import Setting
 from mixmatch.errors import MixMatchError
 from mixmatch.training.timing import FirstRun
 
@@ -177,3 +179,26 @@ def test_check_ends_with_a_command_to_copy(tmp_path: Path, monkeypatch: pytest.M
     assert said["seconds"] == 610.0
     said = json.loads(invoke("check", str(folder), "--no-trial", "--json").stdout)
     assert said["command"] is said["seconds"] is None
+
+
+def test_the_command_makes_up_for_uneven_classes_if_the_method_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = pets(tmp_path / "pets")
+    first = Finding("cost", "training takes long", severity="info"), FirstRun(None, 300, 610.0)
+    monkeypatch.setattr(data_check, "cost", lambda *given, **options: first)
+
+    def command() -> str:
+        return str(json.loads(invoke("check", str(folder), "--json").stdout)["command"])
+
+    monkeypatch.setattr(methods, "declared", lambda method: {"balance": Setting("balance", str, "none", "")})
+    assert command() == f"mixmatch train {folder} --steps 300"
+    (folder / "dog" / "0.png").rename(folder / "cat" / "x0.png")
+    for i in range(1, 4):
+        (folder / "dog" / f"{i}.png").rename(folder / "cat" / f"x{i}.png")  # 9 to 1
+    assert command() == f"mixmatch train {folder} --balance abc --steps 300"
+    monkeypatch.setattr(methods, "declared", lambda method: {})
+    assert command() == f"mixmatch train {folder} --steps 300"
+    said = invoke("check", str(folder)).stdout
+    assert "'cat' has 9 labels, 'dog' has 1: try --label-sampling balanced, which" in said
+    assert "--method fixmatch --balance abc, which makes up for it in unlabeled images too" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mixmatch import data
+from mixmatch import data, methods
 from mixmatch.cli import with_options
 from mixmatch.cli.options import USER_DATA, DataDir, Device, Json, console, print_json, with_reading
 from mixmatch.data.published.files import choose, data_folder, print_warning, verify
@@ -22,8 +23,10 @@ from mixmatch.data.source import Rows
 from mixmatch.data.user.check import findings
 from mixmatch.data.user.rows import Finding, UserData
 from mixmatch.errors import MixMatchError
+from mixmatch.settings import resolve
 from mixmatch.text import count, in_words
 from mixmatch.training.progress import bar
+from mixmatch.training.session import kind_of
 from mixmatch.training.timing import FirstRun, cost
 
 COLORS = {"info": "green", "warning": "yellow", "error": "red"}
@@ -133,7 +136,8 @@ def _check_user_data(name: str, reading: data.Reading, strict: bool, as_json: bo
             result, first = cost(user, device, sized=reading.image_size is not None, progress=counted)
         show(result)
     if first is not None:
-        command = train_command(name, reading, first, device, supervised=len(user.unlabeled) == 0)
+        chosen = {"method": "supervised"} if len(user.unlabeled) == 0 else _balanced(name, found)
+        command = train_command(name, reading, first, device, chosen)
     if as_json:
         shape = list(user.inputs.shape[1:])
         about = {"name": user.name, "classes": user.classes, "shape": shape, "findings": [f.as_dict() for f in found]}
@@ -145,10 +149,19 @@ def _check_user_data(name: str, reading: data.Reading, strict: bool, as_json: bo
         raise typer.Exit(1)
 
 
-def train_command(name: str, reading: data.Reading, first: FirstRun, device: str | None, supervised: bool) -> str:
-    """The command that trains on data read like this, to be copied into a shell."""
+def _balanced(name: str, found: Sequence[Finding]) -> dict[str, str]:
+    """What to train with where classes are uneven, if the usual method can make up for it."""
+    method = resolve(name, {}, kind_of(name)).method
+    uneven = any(finding.kind == "uneven-classes" for finding in found)
+    return {"balance": "abc"} if uneven and "balance" in methods.declared(method) else {}
+
+
+def train_command(
+    name: str, reading: data.Reading, first: FirstRun, device: str | None, chosen: Mapping[str, str]
+) -> str:
+    """The command that trains on data read like this with the chosen settings, to be copied into a shell."""
     options: dict[str, Any] = {
-        "method": "supervised" if supervised else None,
+        **chosen,
         "device": None if device == "auto" else device,
         "image_size": first.image_size,
         **reading.given,

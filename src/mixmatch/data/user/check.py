@@ -18,6 +18,9 @@ from mixmatch.data.user.rows import Finding, UserData
 from mixmatch.text import count, listed, tally
 
 FEW_LABELS = 4
+UNEVEN = 5
+"""How many times as many labels the largest class has as the smallest, before that is worth a word."""
+
 WIDE = 3
 """Sides beyond this ratio lose much when they are squeezed into a square."""
 
@@ -36,7 +39,7 @@ def findings(data: UserData) -> Iterator[Finding]:
     quick looks first."""
     yield from data.findings
     yield counts(data)
-    for look in (few_labels, shapes_and_modes, duplicates):
+    for look in (few_labels, uneven, shapes_and_modes, duplicates):
         yield from look(data)
     yield likeness(data)
 
@@ -65,6 +68,22 @@ def few_labels(data: UserData) -> Iterator[Finding]:
             tuple(data.files[row] for row in data.labeled if data.classes[data.labels[row]] in few),
             f"label at least {FEW_LABELS} of each class; with {MIN_LABELS}, some are held out to evaluate the model",
         )
+
+
+def uneven(data: UserData) -> Iterator[Finding]:
+    """Labels so uneven that training should make up for it: else rare classes are hardly ever predicted."""
+    counts = _per_class(data, data.labeled)
+    most, fewest = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
+    if not 0 < UNEVEN * counts[fewest] <= counts[most]:
+        return
+    balanced = "label_sampling=balanced, which draws every class equally often"
+    balance = f"method=fixmatch balance=abc, which makes up for it in unlabeled {data.noun}s too"
+    yield Finding(
+        "uneven-classes",
+        f"classes are uneven: '{most}' has {count(counts[most], 'label')}, '{fewest}' has {counts[fewest]}",
+        advice=f"try {balanced}, or {balance}" if len(data.unlabeled) else f"try {balanced}",
+        severity="info",
+    )
 
 
 def _per_class(data: UserData, rows: npt.NDArray[np.int64]) -> dict[str, int]:
