@@ -11,14 +11,16 @@ from mixmatch.errors import MixMatchError
 
 COLORS = (
     "#d1495b", "#00798c", "#edae49", "#30638e", "#7b4b94", "#3f8f5f", "#8c564b", "#555555", "#e377c2",
-    "#17becf", "#bcbd22", "#1f77b4", "#ff7f0e", "#9edae5", "#c49c94", "#98df8a", "#c5b0d5", "#aaaaaa",
+    "#17becf", "#bcbd22", "#1f77b4", "#ff7f0e", "#7a1f3d", "#b58463", "#6abf4b", "#8f7fd1", "#999999",
 )  # fmt: skip
 DASHES = ("-", "--", "-.", ":")
 
 
 def line_style(number: int) -> dict[str, str]:
-    """Color and dashes of a plot's line by its number: 18 lines differ in color, 72 in color or dashes."""
-    return {"color": COLORS[number % len(COLORS)], "linestyle": DASHES[number // len(COLORS) % len(DASHES)]}
+    """Color and dashes of a plot's line by its number: 9 lines differ in color alone, the next 9 are dashed as well.
+    72 differ in one or the other."""
+    nines, seconds = number // 9, number // (2 * len(COLORS))  # after 36 lines the other two kinds of dashes
+    return {"color": COLORS[number % len(COLORS)], "linestyle": DASHES[(nines + seconds) % len(DASHES)]}
 
 
 def pyplot() -> Any:

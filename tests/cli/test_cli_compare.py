@@ -36,7 +36,7 @@ def test_table_and_picture(compared: tuple[Path, Any]) -> None:
         assert rows[method][:6] == ["20", "1", "2", f"{mean:.2f}", "±", f"{deviation:.2f}"]
         assert a["split"]["hash"] != b["split"]["hash"]
     assert records["supervised"][0]["split"] == records["mixmatch"][0]["split"]  # the same labels
-    assert result.out.splitlines()[-1] == f"error over steps: {Path('runs/compare-digits/error.png')}"
+    assert result.out.splitlines()[-1] == f"error over minutes and steps: {Path('runs/compare-digits/error.png')}"
     assert result.err.count("digits mixmatch: 6 steps") == 2
 
     with Image.open(folder / "error.png") as picture:
@@ -124,4 +124,4 @@ def test_own_data_in_a_folder_with_a_name_like_markup(call: Call, tmp_path: Path
     out = Path("x[/y]:cat:[red]z")
     result = call("compare", own(tmp_path / "own.npz", 10), "--steps", 4, "--batch-size", 8, "--out", out)
     assert result.code == 0, result.err
-    assert result.out.splitlines()[-1] == f"error over steps: {out / 'error.png'}"
+    assert result.out.splitlines()[-1] == f"error over minutes and steps: {out / 'error.png'}"

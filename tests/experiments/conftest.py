@@ -11,8 +11,8 @@ import pytest
 
 @pytest.fixture
 def axes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The axes of what was drawn last."""
+    """The axes of what was drawn last: the first ones, or those of a number."""
     monkeypatch.setattr(plt, "close", lambda figure: None)
-    yield lambda: plt.gcf().axes[0]
+    yield lambda number=0: plt.gcf().axes[number]
     monkeypatch.undo()
     plt.close("all")

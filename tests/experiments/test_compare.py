@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from mixmatch.experiments.compare import plot, summarize
+from mixmatch.experiments.records import minutes
 from mixmatch.plotting import line_style
 
 
 def record(method: str, seed: int, errors: tuple[float, ...]) -> Any:
     return {
         "data": "digits", "method": method, "seed": seed, "error": errors[-1], "split": {"labeled": 20}, "seconds": 2.0,
+        "steps": 10 * len(errors),
         "curve": [{"step": 10 * number, "error": error} for number, error in enumerate(errors, 1)],
     }  # fmt: skip
 
@@ -24,11 +26,14 @@ def test_every_method_has_a_line_and_a_name(tmp_path: Path, axes: Any, count: in
     names = [f"method-{number}" for number in range(count)]
     records = [record(name, seed, (50.0, 10.0 + seed)) for name in names for seed in (1, 3)]
     plot(records, tmp_path / "error.png")
-    drawn = axes()
-    means = [line for line in drawn.lines if line.get_linewidth() > 2]
-    assert [line.get_ydata().tolist() for line in means] == [[50.0, 12.0]] * count
+    by_time, drawn = axes(0), axes(1)
+    for panel, places in ((by_time, [1 / 60, 2 / 60]), (drawn, [10, 20])):
+        means = [line for line in panel.lines if line.get_linewidth() > 2]
+        assert [line.get_ydata().tolist() for line in means] == [[50.0, 12.0]] * count
+        assert [line.get_xdata().tolist() for line in means] == [pytest.approx(places)] * count
+        assert len({(line.get_color(), line.get_linestyle()) for line in means}) == count
     assert len(drawn.lines) == 3 * count
-    assert len({(line.get_color(), line.get_linestyle()) for line in means}) == count
+    assert len(by_time.lines) == 4 * count  # and a dot where each method ends
     assert sorted(text.get_text() for text in drawn.texts) == sorted(f"{name} 12.0 %" for name in names)
     heights = [text.get_window_extent().y0 for text in drawn.texts]
     assert all(high - low > 10 for low, high in itertools.pairwise(heights))  # none over another
@@ -36,6 +41,18 @@ def test_every_method_has_a_line_and_a_name(tmp_path: Path, axes: Any, count: in
 
 def test_line_styles_differ() -> None:
     assert len({tuple(line_style(number).items()) for number in range(72)}) == 72
+    assert {line_style(number)["linestyle"] for number in range(9)} == {"-"}
+    assert {line_style(number)["linestyle"] for number in range(9, 18)} == {"--"}
+
+
+def test_every_step_takes_the_same_time() -> None:
+    assert minutes({**record("a", 1, (4.0, 3.0)), "seconds": 240.0}) == [2.0, 4.0]
+
+
+def test_methods_of_different_speed_end_at_different_minutes(tmp_path: Path, axes: Any) -> None:
+    plot([record("a", 1, (4.0, 3.0)), {**record("b", 1, (6.0, 5.0)), "seconds": 60.0}], tmp_path / "error.png")
+    dots = [line.get_xydata()[0].tolist() for line in axes(0).lines if line.get_marker() == "o"]
+    assert dots == [pytest.approx([2 / 60, 3.0]), pytest.approx([1.0, 5.0])]
 
 
 def test_a_row_per_method() -> None:

@@ -18,7 +18,7 @@ def record(data: str = "cifar10", labels: Any = 250, errors: tuple[float, ...] =
     steps = (2**i * 16 for i in range(len(errors)))
     return {
         "data": data, "method": "mixmatch", "labels": labels, "seed": 3, "error": 12.5, "median_of": 2,
-        "settings": settings.to_dict(), "split": {"labeled": 250},
+        "settings": settings.to_dict(), "split": {"labeled": 250}, "steps": 64, "seconds": 3840.0,
         "curve": [{"step": step, "error": error} for step, error in zip((0, *steps), (90.0, *errors), strict=True)],
     }  # fmt: skip
 
@@ -37,6 +37,9 @@ def test_the_curve_of_a_run_beside_the_paper(tmp_path: Path, axes: Any) -> None:
     assert texts(drawn) == ["paper 11.08 ± 0.87 %", "12.50 %\n(median of the\nlast 2)"]
     assert drawn.get_title(loc="left") == "mixmatch on CIFAR-10, 250 labels, seed 3"
     assert drawn.get_yscale() == "log"
+    (minutes,) = drawn.child_axes
+    drawn.figure.canvas.draw()
+    assert minutes.get_xlim() == pytest.approx((16, 64))  # a step took a minute
 
 
 @pytest.mark.parametrize("errors", [(80.0, 50.0, 42.0), (40.0, 26.0), (4.0, 2.6), (60.0, 0.05)])

@@ -71,4 +71,4 @@ def compare(
             row["method"], f"{row['labels']:,}", seeds_text, f"{row['error']:.2f}{deviation}", f"{row['seconds']:.1f}"
         )
     console().print(table)
-    console().print(f"error over steps: {folder / 'error.png'}", soft_wrap=True, markup=False)
+    console().print(f"error over minutes and steps: {folder / 'error.png'}", soft_wrap=True, markup=False)

@@ -11,6 +11,7 @@ from mixmatch import plotting
 from mixmatch.data import Reading, is_path, read_user_data
 from mixmatch.errors import MixMatchError
 from mixmatch.execution import here
+from mixmatch.experiments.records import minutes
 from mixmatch.methods import build, name_of
 from mixmatch.methods.base import Method, method_settings
 from mixmatch.training.plan import plan
@@ -136,26 +137,35 @@ def summarize(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def plot(records: Sequence[Record], path: Path) -> None:
-    """Test error over steps: a thin line per run, a thick one for the mean of a method's runs."""
+    """Test error over minutes and over steps: a thin line per run, a thick one for the mean of a method's runs."""
     methods = list(dict.fromkeys(record["method"] for record in records))
     height = max(4.2, 0.25 * len(methods))
-    figure, axes = plotting.pyplot().subplots(figsize=(7.2, height), layout="constrained")
-    ends = []
+    figure, panels = plotting.pyplot().subplots(1, 2, sharey=True, figsize=(11, height), layout="constrained")
+    (by_time, by_step), ends = panels, []
     for number, method in enumerate(methods):
         style = plotting.line_style(number)
         group = [record for record in records if record["method"] == method]
-        curves, error = [record["curve"] for record in group], statistics.mean(map(_error, group))
-        steps = [point["step"] for point in curves[0]]
-        for curve in curves:
-            axes.plot(steps, [point["error"] for point in curve], **style, linewidth=0.7, alpha=0.35)
-        mean = [statistics.mean(curve[i]["error"] for curve in curves) for i in range(len(steps))]
-        axes.plot(steps, mean, **style, linewidth=2.2)
-        ends.append((mean[-1], f"{method} {error:.1f} %", style["color"]))
-    axes.set_ylim(bottom=0)
-    plotting.name_line_ends(axes, ends, gap=0.23 / height, fontweight="bold")
+        errors, error = [[point["error"] for point in r["curve"]] for r in group], statistics.mean(map(_error, group))
+        steps, times = [[point["step"] for point in r["curve"]] for r in group], list(map(minutes, group))
+        for axes, places in ((by_time, times), (by_step, steps)):
+            for place, values in zip(places, errors, strict=True):
+                axes.plot(place, values, **style, linewidth=0.7, alpha=0.35)
+            axes.plot(_mean(places), _mean(errors), **style, linewidth=2.2)
+        by_time.plot(_mean(times)[-1], _mean(errors)[-1], "o", color=style["color"], markersize=5)
+        ends.append((_mean(errors)[-1], f"{method} {error:.1f} %", style["color"]))
+    by_step.set_ylim(bottom=0)
+    plotting.name_line_ends(by_step, ends, gap=0.23 / height, fontweight="bold")
     first = records[0]
-    axes.set_title(f"{first['data']}, {first['split']['labeled']:,} labels", loc="left")
-    axes.set(xlabel="steps", ylabel="test error, %")
-    axes.set_xlim(0, max(point["step"] for point in first["curve"]))
-    plotting.tidy(axes)
+    by_time.set_title(f"{first['data']}, {first['split']['labeled']:,} labels", loc="left")
+    by_time.set(xlabel="minutes of training", ylabel="test error, %")
+    by_step.set(xlabel="steps")
+    by_time.set_xlim(left=0)
+    by_step.set_xlim(0, max(point["step"] for point in first["curve"]))
+    for axes in panels:
+        plotting.tidy(axes)
     plotting.save(figure, path)
+
+
+def _mean(rows: Sequence[Sequence[float]]) -> list[float]:
+    """Of each column."""
+    return [statistics.mean(column) for column in zip(*rows, strict=True)]

@@ -104,12 +104,13 @@ def error_by_labels(table: Table, title: str, records: Sequence[Record], path: P
 
 
 def curve(record: Record, path: Path) -> None:
-    """A run's test error over its steps, beside what the paper reports after all of its steps."""
+    """A run's test error over its steps, and minutes, beside what the paper reports after all of its steps."""
     try:
         points = [(int(point["step"]), float(point["error"])) for point in record["curve"] if point["step"]]
+        per_step = record["seconds"] / record["steps"] / 60
         labels = int(record["split"]["labeled"])
         sound = all(math.isfinite(error) for _, error in points)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
         sound = False
     if not sound:
         raise MixMatchError("the record's curve makes no sense: write it again from the run")
@@ -144,6 +145,12 @@ def curve(record: Record, path: Path) -> None:
     else:
         axes.set_ylim(0, 1.05 * max(*shown, 1.0))
     axes.set(xlabel="steps", ylabel="test error, %")
+    if per_step > 0:
+        above = axes.secondary_xaxis("top", functions=(lambda step: step * per_step, lambda time: time / per_step))
+        above.set_xlabel("minutes of training", fontsize=8)
+        above.tick_params(labelsize=8)
+        above.xaxis.set_major_formatter(lambda tick, _: f"{tick:g}")
+        above.spines["top"].set_visible(False)
     data = SOURCES[record["data"]].title if record["data"] in SOURCES else record["data"]
     axes.set_title(f"{record['method']} on {data}, {labels:,} labels, seed {record['seed']}", loc="left", fontsize=10)
     plotting.tidy(axes)

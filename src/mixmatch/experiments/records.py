@@ -55,6 +55,12 @@ def file_name(record: Record) -> str:
     return "-".join(map(str, parts)) + f"-{short}.json"
 
 
+def minutes(record: Record) -> list[float]:
+    """After how many minutes of training each point of a record's curve was reached, every step taken to need the same
+    part of the whole time."""
+    return [record["seconds"] * point["step"] / record["steps"] / 60 for point in record["curve"]]
+
+
 def save(record: Record, folder: Path) -> Path:
     """Put a record into the folder; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
