@@ -8,7 +8,7 @@ of losses are CIFAR-10's, at their full height.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,9 +21,10 @@ from mixmatch.data.source import Source
 from mixmatch.data.split import Split
 from mixmatch.settings import Settings
 
-Loss = Callable[[nn.Module, nn.Module, Tensor, Tensor, list[Tensor]], tuple[Tensor, ...]]
+Loss = Callable[..., tuple[Tensor, ...]]
 """From a model, its moving average, labeled images, their labels in one-hot form and views of unlabeled images, to the
-loss and its parts."""
+loss and its parts. What has a memory over the steps takes it as a sixth, a dictionary; the loop puts the numbers of the
+unlabeled images of a step there, `rows`, how many there are, `unlabeled`, and a layer for rotations, `rotation`."""
 
 
 class Augmented(Dataset[Any]):
@@ -35,8 +36,8 @@ class Augmented(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, index: int) -> tuple[list[Tensor], int]:
-        return [self._augment(self.images[index]) for _ in range(self.views)], int(self.labels[index])
+    def __getitem__(self, index: int) -> tuple[list[Tensor], int, int]:
+        return [self._augment(self.images[index]) for _ in range(self.views)], int(self.labels[index]), index
 
     @staticmethod
     def _augment(image: np.ndarray) -> Tensor:
@@ -171,6 +172,129 @@ def supervised_mixup(
     return (cross_entropy(model(x), y),)
 
 
+# What came after MixMatch: labeled images, weak and strong views in one batch.
+
+
+def three(model: nn.Module, x: Tensor, views: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    weak, strong = views
+    logits = model(torch.cat([x, weak, strong]))
+    logits_w, logits_s = logits[len(x) :].chunk(2)
+    return logits[: len(x)], torch.softmax(logits_w.detach(), 1), logits_s
+
+
+def masked(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    return (F.cross_entropy(logits, labels, reduction="none") * mask).mean()
+
+
+def uda(model: nn.Module, average: nn.Module, x: Tensor, y: Tensor, views: list[Tensor]) -> tuple[Tensor, ...]:
+    logits_x, q, logits_s = three(model, x, views)
+    target = q**2.5 / (q**2.5).sum(1, keepdim=True)
+    kl = F.kl_div(F.log_softmax(logits_s, 1), target, reduction="none").sum(1)
+    loss_x, loss_u = cross_entropy(logits_x, y), (kl * (q.max(1).values > 0.8)).mean()
+    return loss_x + loss_u, loss_x, loss_u
+
+
+def fixmatch(model: nn.Module, average: nn.Module, x: Tensor, y: Tensor, views: list[Tensor]) -> tuple[Tensor, ...]:
+    logits_x, q, logits_s = three(model, x, views)
+    probability, label = q.max(1)
+    loss_x, loss_u = cross_entropy(logits_x, y), masked(logits_s, label, probability >= 0.95)
+    return loss_x + loss_u, loss_x, loss_u
+
+
+def flexmatch(
+    model: nn.Module, average: nn.Module, x: Tensor, y: Tensor, views: list[Tensor], memory: dict[str, Any]
+) -> tuple[Tensor, ...]:
+    logits_x, q, logits_s = three(model, x, views)
+    probability, label = q.max(1)
+    labels = memory.setdefault("labels", torch.full([memory["unlabeled"]], -1, device=x.device))
+    counts = torch.bincount(labels + 1, minlength=q.shape[1] + 1)
+    learned = counts[1:] / counts.max()
+    loss_x = cross_entropy(logits_x, y)
+    loss_u = masked(logits_s, label, probability >= 0.95 * (learned / (2 - learned))[label])
+    confident = probability >= 0.95
+    labels[memory["rows"][confident]] = label[confident]
+    return loss_x + loss_u, loss_x, loss_u
+
+
+def freematch(
+    model: nn.Module, average: nn.Module, x: Tensor, y: Tensor, views: list[Tensor], memory: dict[str, Any]
+) -> tuple[Tensor, ...]:
+    def relative(p: Tensor, histogram: Tensor) -> Tensor:
+        ratio = torch.nan_to_num(p / histogram, nan=0.0, posinf=0.0)
+        return ratio / ratio.sum()
+
+    logits_x, q, logits_s = three(model, x, views)
+    probability, label = q.max(1)
+    classes = q.shape[1]
+    uniform = torch.full_like(q[0], 1 / classes)
+    tau = memory["tau"] = 0.999 * memory.get("tau", 1 / classes) + 0.001 * probability.mean()
+    p = memory["p"] = 0.999 * memory.get("p", uniform) + 0.001 * q.mean(0)
+    h = memory["h"] = 0.999 * memory.get("h", uniform) + 0.001 * F.one_hot(label, classes).to(q.dtype).mean(0)
+    mask = probability >= (tau * p / p.max())[label]
+    loss_x, loss_u = cross_entropy(logits_x, y), masked(logits_s, label, mask)
+    loss = loss_x + loss_u
+    if mask.any():
+        kept = torch.softmax(logits_s[mask], 1)
+        seen = torch.bincount(kept.argmax(1), minlength=classes) / len(kept)
+        loss = loss + 0.01 * (relative(p, h) * torch.log(relative(kept.mean(0), seen) + 1e-12)).sum()
+    return loss, loss_x, loss_u
+
+
+def align(q: Tensor, target: Tensor, memory: dict[str, Any]) -> Tensor:
+    mean = memory["mean"] = 0.999 * memory["mean"] + 0.001 * q.mean(0) if "mean" in memory else q.mean(0)
+    q = q * (target + 1e-6) / (mean + 1e-6)
+    return q / q.sum(1, keepdim=True)
+
+
+def softmatch(
+    model: nn.Module, average: nn.Module, x: Tensor, y: Tensor, views: list[Tensor], memory: dict[str, Any]
+) -> tuple[Tensor, ...]:
+    logits_x, q, logits_s = three(model, x, views)
+    probability, label = q.max(1)
+    mu = memory["mu"] = 0.999 * memory.get("mu", 1 / q.shape[1]) + 0.001 * probability.mean()
+    variance = memory["variance"] = 0.999 * memory.get("variance", 1.0) + 0.001 * probability.var()
+    aligned = align(q, torch.full_like(q[0], 1 / q.shape[1]), memory).max(1).values
+    weight = torch.exp(-((aligned - mu).clamp(max=0) ** 2) / (2 * variance / 4))
+    loss_x, loss_u = cross_entropy(logits_x, y), masked(logits_s, label, weight)
+    return loss_x + loss_u, loss_x, loss_u
+
+
+def adamatch(
+    model: nn.Module, average: nn.Module, x: Tensor, y: Tensor, views: list[Tensor], memory: dict[str, Any]
+) -> tuple[Tensor, ...]:
+    logits_x, q, logits_s = three(model, x, views)
+    p = torch.softmax(logits_x.detach(), 1)
+    target = memory["target"] = 0.999 * memory.get("target", torch.full_like(q[0], 1 / q.shape[1])) + 0.001 * p.mean(0)
+    probability, label = align(q, target, memory).max(1)
+    loss_x, loss_u = cross_entropy(logits_x, y), masked(logits_s, label, probability >= 0.95 * p.max(1).values.mean())
+    return loss_x + loss_u, loss_x, loss_u
+
+
+def remixmatch(
+    model: Any, average: nn.Module, x: Tensor, y: Tensor, views: list[Tensor], memory: dict[str, Any]
+) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        p = torch.softmax(model(views[0]), 1)
+    past = memory.setdefault("past", [torch.full_like(p[0], 1 / p.shape[1])] * 128)
+    q = p * (memory["prior"] + 1e-6) / (torch.stack(past).mean(0) + 1e-6)
+    memory["past"] = [*past[1:], p.mean(0)]
+    q = q**2 / (q**2).sum(1, keepdim=True)
+    images, targets = torch.cat([x, *views]), torch.cat([y, *[q] * len(views)])
+    images, targets = mix(images, targets, torch.randperm(len(images), device=x.device), 0.75)
+    batches = interleave(list(torch.split(images, len(x))))
+    logits = interleave([model(batch).clone() for batch in batches])
+    loss_x, loss_u = (
+        cross_entropy(logits[0], targets[: len(x)]),
+        cross_entropy(torch.cat(logits[1:]), targets[len(x) :]),
+    )
+    loss_u1 = cross_entropy(model(views[1]), q)
+    parts = views[1].tensor_split(4)
+    turned = torch.cat([torch.rot90(part, k, (2, 3)) for part, k in zip(parts, (0, 2, 1, 3), strict=True)])
+    turns = torch.cat([torch.full([len(part)], k) for part, k in zip(parts, (0, 2, 1, 3), strict=True)]).to(x.device)
+    loss_r = F.cross_entropy(memory["rotation"](model.features(turned)), turns)
+    return loss_x + 1.5 * loss_u + 0.5 * loss_u1 + 0.5 * loss_r, loss_x, loss_u
+
+
 LOSSES: dict[str, tuple[Loss, int]] = {
     "mixmatch": (mixmatch, 2),
     "mixup": (mixup, 1),
@@ -179,10 +303,20 @@ LOSSES: dict[str, tuple[Loss, int]] = {
     "pseudo-label": (pseudo_label, 1),
     "vat": (vat, 1),
     "ict": (ict, 1),
+    "uda": (uda, 2),
+    "remixmatch": (remixmatch, 9),
+    "fixmatch": (fixmatch, 2),
+    "flexmatch": (flexmatch, 2),
+    "freematch": (freematch, 2),
+    "softmatch": (softmatch, 2),
+    "adamatch": (adamatch, 2),
     "supervised": (supervised, 0),
     "supervised-mixup": (supervised_mixup, 0),
 }
 """And how many views of an unlabeled image it takes."""
+
+REMEMBER = ("remixmatch", "flexmatch", "freematch", "softmatch", "adamatch")
+"""Those with a memory over the steps."""
 
 
 # ---------------------------------------------------------------- the loop
@@ -192,13 +326,14 @@ def textbook(source: Source, split: Split, settings: Settings, device: torch.dev
     """Takes so many steps."""
     workers = 4 if device.type == "cuda" else 0
     loss_of, views = LOSSES[settings.method]
+    ratio = settings.method_settings.get("ratio", 1)
 
-    def batches(rows: np.ndarray, views: int) -> Any:
+    def batches(rows: np.ndarray, views: int, size: int) -> Any:
         data = Augmented(source.train.inputs[rows], source.train.labels[rows], views)
         return endless(
             DataLoader(
                 data,
-                settings.batch_size,
+                size,
                 shuffle=True,
                 drop_last=True,
                 num_workers=workers,
@@ -206,22 +341,37 @@ def textbook(source: Source, split: Split, settings: Settings, device: torch.dev
             )
         )
 
-    labeled, unlabeled = batches(split.labeled, 1), batches(split.unlabeled, views)
+    size = settings.batch_size
+    labeled, unlabeled = batches(split.labeled, 1, size), batches(split.unlabeled, views, ratio * size)
     classes = len(source.classes)
     model, average = (networks.build(settings.network, classes, source.input_shape).to(device) for _ in range(2))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
+    parameters = list(model.parameters())
+    memory: dict[str, Any] = {"unlabeled": len(split.unlabeled)}
+    if settings.method == "remixmatch":
+        labels = torch.from_numpy(source.train.labels[split.labeled])
+        memory["prior"] = (torch.bincount(labels, minlength=classes) / len(labels)).to(device)
+        memory["rotation"] = nn.Linear(cast(int, model.feature_size), 4).to(device)
+        parameters += list(memory["rotation"].parameters())
+    more = (memory,) if settings.method in REMEMBER else ()
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(parameters, lr=0.002)
+    if settings.optimizer == "sgd":
+        optimizer = torch.optim.SGD(parameters, lr=0.03, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    kept = 1 - 0.02 * 0.002 if settings.optimizer == "adam" else 1.0
 
     def step() -> None:
-        (x,), y = next(labeled)
+        (x,), y, _ = next(labeled)
         x, y = x.to(device), F.one_hot(y.to(device), classes).float()
-        seen = [u.to(device) for u in next(unlabeled)[0]] if views else []
-        losses = loss_of(model, average, x, y, seen)
+        seen = []
+        if views:
+            images, _, rows = next(unlabeled)
+            seen, memory["rows"] = [u.to(device) for u in images], rows.to(device)
+        losses = loss_of(model, average, x, y, seen, *more)
         optimizer.zero_grad()
         losses[0].backward()
         optimizer.step()
         with torch.no_grad():
             for live, mean in zip(model.parameters(), average.parameters(), strict=True):
-                live.mul_(1 - 0.02 * 0.002)
+                live.mul_(kept)
                 mean.mul_(0.999).add_(live, alpha=0.001)
         for loss in losses:
             loss.item()

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mixmatch.methods import METHODS, Batch, Progress, build
+from mixmatch.methods import METHODS, Batch, DataInfo, Progress, build
+from mixmatch.networks.heads import WithHeads
 from mixmatch.settings import resolve
 from mixmatch.training.model import Model
 
@@ -30,9 +31,21 @@ def textbook(monkeypatch: pytest.MonkeyPatch) -> Any:
     return textbook
 
 
-def network() -> nn.Sequential:
+class Layers(nn.Sequential):
+    """A network that offers its features."""
+
+    feature_size = 8
+
+    def features(self, x: Tensor) -> Tensor:
+        return self[3](self[2](self[1](self[0](x))))  # type: ignore[no-any-return]
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self[4](features)  # type: ignore[no-any-return]
+
+
+def network() -> Layers:
     torch.manual_seed(0)
-    layers = nn.Sequential(
+    layers = Layers(
         nn.Flatten(), nn.Linear(3 * SIZE**2, 8), nn.BatchNorm1d(8), nn.LeakyReLU(0.1), nn.Linear(8, CLASSES)
     ).double()
     with torch.no_grad():
@@ -49,12 +62,14 @@ def test_a_textbook_loss_is_ours(textbook: Any, name: str, monkeypatch: pytest.M
     method = build(name, resolve("cifar10", {"method": name}).method_settings)
     loss_of, views = textbook.LOSSES[name]
     assert views == len(method.views)
-    assert method.ratio == 1
+    size = 20 if name == "remixmatch" else B  # its ten batches are interleaved
     torch.manual_seed(1)
-    x, y = torch.randn(B, 3, SIZE, SIZE).double(), torch.eye(CLASSES)[torch.arange(B) % CLASSES].double()
-    u = torch.randn(views, B, 3, SIZE, SIZE).double()
-    noise = torch.randn(B, 3, SIZE, SIZE).double()
-    drawn = method.draw(np.random.default_rng(2), B)
+    x, y = torch.randn(size, 3, SIZE, SIZE).double(), torch.eye(CLASSES)[torch.arange(size) % CLASSES].double()
+    x_strong = torch.randn(size, 3, SIZE, SIZE).double()
+    count = method.ratio * size
+    u, rows = torch.randn(views, count, 3, SIZE, SIZE).double(), torch.arange(count)
+    noise = torch.randn(size, 3, SIZE, SIZE).double()
+    drawn = method.draw(np.random.default_rng(2), size)
     draws = {key: torch.from_numpy(value) for key, value in drawn.items()} | {"noise": noise}
     lams = [value.double() for key, value in draws.items() if key.startswith("lam")]
 
@@ -77,10 +92,20 @@ def test_a_textbook_loss_is_ours(textbook: Any, name: str, monkeypatch: pytest.M
     for key, value in average.named_parameters():
         value.data.mul_(0.7).add_(0.05)
         model.ema[key] = value.detach().clone()
-    batch = Batch(x=x, y=y, u=u, rows=torch.arange(B))
-    ours, metrics, state = method.loss(model, batch, draws, Progress(torch.tensor(2.0**20).double(), 2**20), {})
-    assert state == {}
-    theirs, *parts = loss_of(live, average, x.clone(), y.clone(), list(u.clone()))
+    if method.heads:
+        model = Model(WithHeads(model.network, method.heads).double())
+    batch = Batch(x=x, y=y, u=u, rows=rows, x_strong=x_strong)
+    info = DataInfo(CLASSES, count, y.mean(0), torch.device("cpu"))
+    memory: dict[str, Any] = {"unlabeled": count, "rows": rows, "prior": info.prior}
+    memory["mean"] = torch.full_like(info.prior, 1 / CLASSES)  # this is not the first step
+    if method.heads:
+        memory["rotation"] = model.network.heads["rotation"]  # type: ignore[index]
+    state, now = method.state(info), Progress(torch.tensor(2.0**20).double(), 2**20)
+    ours, metrics, changed = method.loss(model, batch, draws, now, state)
+    assert bool(changed) == (name in textbook.REMEMBER)
+    more = (memory,) if changed else ()
+    x = x_strong if method.strong_labeled else x
+    theirs, *parts = loss_of(live, average, x.clone(), y.clone(), list(u.clone()), *more)
     torch.testing.assert_close(theirs, ours, rtol=1e-6, atol=1e-9)
     expected = [metrics[key] for key in ("loss_x", "loss_u", "entropy") if key in metrics]
     torch.testing.assert_close(parts, expected, rtol=1e-6, atol=1e-9)

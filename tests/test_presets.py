@@ -46,6 +46,27 @@ COMMANDS: dict[str, dict[str, tuple[float, float | None, float | None]]] = {
     "cifar100": {"mixmatch": (0.04, 0.75, 150), "supervised-mixup": (0.002, 0.5, None)},
     "stl10": {"mixmatch": (0.02, 0.75, 50)},
 }
+# What comes after MixMatch (fact sheet of the successors, sections 0 and 1): settings of the run, of the method.
+FIXMATCH = {
+    "optimizer": "sgd",
+    "learning_rate": 0.03,
+    "schedule": "cosine-7/16",
+    "momentum": 0.9,
+    "strong": "randaugment",
+}
+CLAMPED = {"least_threshold": 0.9, "most_threshold": 0.95}
+SUCCESSORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "uda": (FIXMATCH, {"threshold": 0.8, "T": 0.4, "lambda_u": 1, "ratio": 7, "tsa": "none"}),
+    "fixmatch": (FIXMATCH, {"threshold": 0.95, "lambda_u": 1, "ratio": 7, "align": "none"}),
+    "flexmatch": (FIXMATCH, {"threshold": 0.95, "mapping": "convex", "threshold_warmup": True, "ratio": 7}),
+    "freematch": (FIXMATCH, {"fairness": 0.01, "ratio": 7}),
+    "softmatch": (FIXMATCH, {"n_sigma": 2, "align": "uniform", "ratio": 7}),
+    "adamatch": (FIXMATCH, {"threshold": 0.95, "align": "model", "ratio": 7}),
+    "remixmatch": (
+        {"optimizer": "adam", "learning_rate": 0.002, "schedule": "constant", "strong": "ctaugment"},
+        {"T": 0.5, "alpha": 0.75, "lambda_u": 1.5, "lambda_u1": 0.5, "lambda_r": 0.5, "ramp": 16384, "align": "labels"},
+    ),
+}
 WEIGHT = {"mixmatch": "lambda_u", "vat": "vat_weight"}
 
 
@@ -72,7 +93,22 @@ def test_every_preset_is_in_the_table_above_or_for_the_small_data_set() -> None:
         ("digits", "vat"),
         ("digits-test", "mixmatch"),
         ("svhn-test", "mixmatch"),
-    }
+    } | {(data, method) for data in (*COMMANDS, "digits") for method in SUCCESSORS}
+
+
+@pytest.mark.parametrize("data", COMMANDS)
+@pytest.mark.parametrize("method", SUCCESSORS)
+def test_presets_of_the_successors(data: str, method: str) -> None:
+    settings = resolve(data, {"method": method})
+    of_run, of_method = SUCCESSORS[method]
+    assert {name: getattr(settings, name) for name in of_run} == of_run
+    expected = {**of_method, **(CLAMPED if (method, data[:4]) == ("freematch", "svhn") else {}), "passes": "official"}
+    if method == "remixmatch":
+        expected["K"] = 4 if data == "stl10" else 8
+    assert {name: settings.method_settings[name] for name in expected} == expected
+    decay = 0.02 if method == "remixmatch" else 0.001 if data == "cifar100" else 0.0005
+    assert (settings.weight_decay, settings.unlabeled) == (decay, "all")
+    assert settings.network == {"cifar100": "wrn-28-8", "stl10": "wrn-28-2-stl10"}.get(data, "wrn-28-2")
 
 
 def test_the_pate_student_s_presets() -> None:
@@ -91,7 +127,9 @@ def test_the_pate_student_s_presets() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_what_all_runs_share(data: str, method: str) -> None:
     settings = resolve(data, {"method": method})
-    assert (settings.learning_rate, settings.schedule, settings.ema_decay) == (0.002, "constant", 0.999)
+    if method not in SUCCESSORS:
+        assert (settings.learning_rate, settings.schedule) == (0.002, "constant")
+    assert settings.ema_decay == 0.999
     assert (settings.batch_size, settings.steps, settings.eval_every) == (64, 1_048_576, 1024)
     assert settings.valid == 1
     assert settings.method_settings.get("warmup", 0.4) == 0.4

@@ -83,7 +83,7 @@ def test_what_is_given_wins() -> None:
         ({"learning_rte": 3}, "unknown setting 'learning_rte': did you mean 'learning_rate'?"),
         ({"method": "mixmtch"}, "unknown method 'mixmtch': did you mean 'mixmatch'?"),
         ({"method": "supervised", "alpha": 3}, "method 'supervised' has no setting alpha= (mixmatch, "),
-        ({"method": "ict", "K": 3}, "method 'ict' has no setting K= (mixmatch has it)"),
+        ({"method": "ict", "K": 3}, "method 'ict' has no setting K= (mixmatch, remixmatch have it)"),
         ({"data": "cifar10"}, "unknown setting 'data'"),
         ({"method_settings": {}}, "unknown setting 'method_settings'"),
     ],

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = [
+    "align",
     "entropy",
     "guess_labels",
     "interleave",
@@ -28,6 +29,8 @@ __all__ = [
     "mix_union",
     "mixmatch",
     "mixup",
+    "moving_average",
+    "pseudo_label_loss",
     "sharpen",
     "unlabeled_loss",
 ]
@@ -137,6 +140,24 @@ def labeled_loss(logits: Tensor, p: Tensor) -> Tensor:
 def unlabeled_loss(logits: Tensor, q: Tensor) -> Tensor:
     """L_U, Equation 4: the squared difference of prediction and guess, averaged over rows and over classes."""
     return (q - F.softmax(logits, dim=-1)).square().mean()
+
+
+def pseudo_label_loss(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    """The cross-entropy of `logits` (N, L) against `labels`, classes (N,) or distributions (N, L), each row times its
+    `weight` (N,), averaged over all N rows, those of weight 0 included: FixMatch's Equation 4."""
+    return (weight * F.cross_entropy(logits, labels, reduction="none")).mean()
+
+
+def align(q: Tensor, target: Tensor, predicted: Tensor) -> Tensor:
+    """Distribution alignment: scale the predictions `q` (N, L) by target / predicted (L,) each and normalize them, so
+    that on average they come nearer to the `target`. ReMixMatch, Section 3.1; 1e-6 as in its authors' code."""
+    scaled = q * (1e-6 + target) / (1e-6 + predicted)
+    return scaled / scaled.sum(dim=-1, keepdim=True)
+
+
+def moving_average(old: Tensor, new: Tensor, decay: float = 0.999) -> Tensor:
+    """decay * old + (1 - decay) * new."""
+    return decay * old + (1 - decay) * new
 
 
 def kl_divergence(logits_a: Tensor, logits_b: Tensor) -> Tensor:

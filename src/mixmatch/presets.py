@@ -1,4 +1,4 @@
-"""The paper's values, and ours for user data, as tables. A value for a method never reaches another method."""
+"""The papers' values, and ours for user data, as tables. A value for a method never reaches another method."""
 
 from __future__ import annotations
 
@@ -27,9 +27,14 @@ DATA: dict[str, dict[str, Any]] = {
 """What a data set asks for, whatever the method: its augmentation, network and protocol. NAME-test, the public images
 of a PATE student (Section 4.3), is as NAME but for what is said here."""
 
+PSEUDO_LABELS = ("uda", "fixmatch", "flexmatch", "freematch", "softmatch", "adamatch")
+"""Methods with FixMatch's recipe."""
+
 DATA_METHOD: dict[tuple[str, str], dict[str, Any]] = {
     ("digits", "mixmatch"): {"ramp": 333, "passes": "fused"},
     ("digits", "vat"): {"epsilon": 0.87},  # 6 on 32x32x3 is as much per pixel
+    ("digits", "remixmatch"): {"K": 2, "ramp": 333, "passes": "fused"},
+    **{("digits", method): {"ratio": 2, "passes": "fused"} for method in PSEUDO_LABELS},
     #
     ("cifar10", "mixmatch"): {"alpha": 0.75, "lambda_u": 75.0},
     ("cifar10", "ict"): {"alpha": 0.75, "consistency_weight": 1000.0},
@@ -41,6 +46,8 @@ DATA_METHOD: dict[tuple[str, str], dict[str, Any]] = {
     #
     ("cifar100", "mixmatch"): {"alpha": 0.75, "lambda_u": 150.0, "weight_decay": 0.04},
     ("cifar100", "supervised-mixup"): {"alpha": 0.5, "weight_decay": 0.002},
+    ("cifar100", "remixmatch"): {"network": "wrn-28-8"},
+    **{("cifar100", method): {"network": "wrn-28-8", "weight_decay": 0.001} for method in PSEUDO_LABELS},
     #
     ("svhn", "mixmatch"): {"alpha": 0.75, "lambda_u": 250.0},
     ("svhn", "ict"): {"alpha": 0.5, "consistency_weight": 20.0},
@@ -49,6 +56,7 @@ DATA_METHOD: dict[tuple[str, str], dict[str, Any]] = {
     ("svhn", "pi-model"): {"consistency_weight": 5.0, "weight_decay": 0.2},
     ("svhn", "pseudo-label"): {"consistency_weight": 2.0},
     ("svhn", "supervised-mixup"): {"alpha": 0.5, "weight_decay": 0.002},
+    ("svhn", "freematch"): {"least_threshold": 0.9, "most_threshold": 0.95},
     #
     ("svhn-extra", "mixmatch"): {"alpha": 0.25, "lambda_u": 250.0},
     ("svhn-extra", "ict"): {"alpha": 0.5, "consistency_weight": 20.0},
@@ -57,13 +65,15 @@ DATA_METHOD: dict[tuple[str, str], dict[str, Any]] = {
     ("svhn-extra", "pi-model"): {"consistency_weight": 5.0, "weight_decay": 0.2},
     ("svhn-extra", "pseudo-label"): {"consistency_weight": 2.0},
     ("svhn-extra", "supervised-mixup"): {"alpha": 0.5, "weight_decay": 0.002},
+    ("svhn-extra", "freematch"): {"least_threshold": 0.9, "most_threshold": 0.95},
     #
     ("stl10", "mixmatch"): {"alpha": 0.75, "lambda_u": 50.0},
+    ("stl10", "remixmatch"): {"K": 4},
     #
     ("digits-test", "mixmatch"): {"lambda_u": 25.0, "ramp": 200},  # a pool of 250 images: 100 is too much
     ("svhn-test", "mixmatch"): {"alpha": 0.75, "lambda_u": 75.0, "weight_decay": 0.04},
 }
-"""What produced the paper's numbers (data set, method): settings of the run and of the method alike."""
+"""What produced the papers' numbers (data set, method): settings of the run and of the method alike."""
 
 USER: dict[Kind, dict[str, Any]] = {
     "images": {
@@ -97,8 +107,12 @@ EMBEDDED: dict[str, Any] = {n: value for n, value in USER["features"].items() if
 
 USER_METHOD: dict[tuple[Kind, str], dict[str, Any]] = {
     ("images", "mixmatch"): {"lambda_u": 10.0, "passes": "fused", "ramp": PartOfSteps(3)},  # 100 collapses short runs
+    ("images", "remixmatch"): {"K": 2, "passes": "fused", "ramp": PartOfSteps(3)},
+    **{("images", method): {"ratio": 2, "passes": "fused"} for method in PSEUDO_LABELS},
     ("features", "supervised"): {"weight_decay": 2.0},  # at 5, weights vanish once the few labels are learned
     ("features", "mixmatch"): {"alpha": 0.2, "lambda_u": 10.0, "passes": "fused", "ramp": PartOfSteps(3)},
+    ("features", "remixmatch"): {"K": 2, "lambda_r": 0.0, "passes": "fused", "ramp": PartOfSteps(3)},
+    **{("features", method): {"ratio": 2, "passes": "fused"} for method in PSEUDO_LABELS},
 }
 """For user data and a method."""
 

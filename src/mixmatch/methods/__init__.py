@@ -7,15 +7,22 @@ from typing import Any
 
 from mixmatch.declare import Setting, settings_of
 from mixmatch.errors import MixMatchError, unknown
+from mixmatch.methods.adamatch import AdaMatch
 from mixmatch.methods.base import Batch, DataInfo, Method, Progress, Step, setting
+from mixmatch.methods.fixmatch import FixMatch
+from mixmatch.methods.flexmatch import FlexMatch
+from mixmatch.methods.freematch import FreeMatch
 from mixmatch.methods.ict import ICT
 from mixmatch.methods.mean_teacher import MeanTeacher
 from mixmatch.methods.mixmatch import MixMatch
 from mixmatch.methods.mixup import MixUp
 from mixmatch.methods.pi_model import PiModel
 from mixmatch.methods.pseudo_label import PseudoLabel
+from mixmatch.methods.remixmatch import ReMixMatch
+from mixmatch.methods.softmatch import SoftMatch
 from mixmatch.methods.supervised import Supervised
 from mixmatch.methods.supervised_mixup import SupervisedMixUp
+from mixmatch.methods.uda import UDA
 from mixmatch.methods.vat import VAT
 
 __all__ = ["CUSTOM", "METHODS", "Batch", "DataInfo", "Method", "Progress", "Step", "build", "declared", "setting"]
@@ -30,6 +37,13 @@ METHODS: dict[str, type[Method]] = {
     "mixup": MixUp,
     "vat": VAT,
     "ict": ICT,
+    "uda": UDA,
+    "remixmatch": ReMixMatch,
+    "fixmatch": FixMatch,
+    "flexmatch": FlexMatch,
+    "freematch": FreeMatch,
+    "softmatch": SoftMatch,
+    "adamatch": AdaMatch,
 }
 
 CUSTOM = "custom:"

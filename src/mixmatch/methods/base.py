@@ -111,8 +111,6 @@ class Method(ABC):
     """Whether it needs standard normal noise of the shape of a view, as the draw `noise`."""
     strong_labeled: bool = False
     """Whether it needs the labeled rows in a strong augmentation too, as `Batch.x_strong`."""
-    heads: Mapping[str, int] = {}
-    """Further outputs on the network's features, name to size, 0 for one per class: `model(x, head="rotation")`."""
     run_defaults: ClassVar[Mapping[str, Any]] = {}
     """Settings of the run that this method wants instead of the data set's, unless a preset for both or the user says
     otherwise."""
@@ -122,6 +120,12 @@ class Method(ABC):
         """Augmentations of each unlabeled row, by strength; () if unlabeled data is not used. Most methods set it as a
         class attribute: `views = ("weak", "strong")`."""
         return ()
+
+    @property
+    def heads(self) -> Mapping[str, int]:
+        """Further outputs on the network's features, name to size, 0 for one per class: `model(x, head="rotation")`.
+        A class attribute will do: `heads = {"rotation": 4}`."""
+        return {}
 
     def draw(self, rng: np.random.Generator, batch_size: int) -> Draws:
         """Everything random it needs for one step, beyond the choice of rows and their augmentation."""

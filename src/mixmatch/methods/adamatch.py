@@ -1,0 +1,77 @@
+"""AdaMatch (Berthelot et al., 2021): FixMatch with aligned predictions and a threshold relative to labeled images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mixmatch import functional
+from mixmatch.draws import Draws
+from mixmatch.methods import pseudo_labels as shared
+from mixmatch.methods.base import Batch, DataInfo, Method, Predictor, Progress, Step, Tensors, setting
+
+
+@dataclass(frozen=True)
+class AdaMatch(Method):
+    """By default as in USB, whose numbers for CIFAR and SVHN are the published ones. The authors' own code, made for
+    unlabeled images from elsewhere, has `interpolate`, `strong_labeled` and `ramp_up` too."""
+
+    threshold: float = setting(
+        0.95, "Predictions at least this part as confident as those for labeled images become labels.", within=(0, 1)
+    )
+    lambda_u: float = setting(1.0, "Weight of the unlabeled loss.", least=0)
+    ratio: int = setting(7, shared.RATIO, least=1)
+    align: str = setting("model", shared.ALIGN, metavar=shared.ALIGN_CHOICES)
+    interpolate: bool = setting(
+        False, "Random logit interpolation: between labeled images alone in a batch and among the unlabeled ones."
+    )
+    strong_labeled: bool = setting(False, "Learn from strong augmentations of labeled images too.")
+    ramp_up: bool = setting(
+        False, "Let the weight of the unlabeled loss rise from 0 over the first half of the run.", of_steps=bool
+    )
+    balance: shared.Balance = setting("none", shared.BALANCE, of_steps=shared.is_balanced)
+    passes: shared.Passes = setting("official", shared.PASSES)
+
+    views = ("weak", "strong")
+    run_defaults = shared.RECIPE
+
+    def __post_init__(self) -> None:
+        shared.frequencies(self.align)
+
+    @property
+    def heads(self) -> Mapping[str, int]:
+        return shared.plain_head(self.balance)
+
+    def draw(self, rng: np.random.Generator, batch_size: int) -> Draws:
+        draws = shared.balance_draws(self.balance, rng, batch_size, self.ratio)
+        if self.interpolate:
+            draws["towards"] = rng.random((1 + self.strong_labeled) * batch_size, np.float32)
+        return draws
+
+    def state(self, data: DataInfo) -> dict[str, Tensor]:
+        return {**shared.alignment(self.align, data), **shared.balance_shares(self.balance, data)}
+
+    def loss(self, model: Predictor, batch: Batch, draws: Tensors, progress: Progress, state: Tensors) -> Step:
+        x, y = batch.x, batch.y
+        if self.strong_labeled:
+            x, y = torch.cat([x, batch.x_strong]), torch.cat([y, y])
+        z, balanced = shared.predict(model, x, batch.u, self.passes, self.balance)
+        if self.interpolate:
+            alone = model(x, head="plain") if self.heads else model(x)
+            z = z._replace(x=torch.lerp(z.x, alone, draws["towards"].unsqueeze(1).to(alone.dtype)))
+        weak_x = z.x[: len(batch.x)].detach()
+        q, changed = shared.aligned(self.align, z.weak.softmax(dim=-1), weak_x, progress, state)
+        confidence, label = q.max(dim=-1)
+        mask = (confidence >= self.threshold * weak_x.softmax(dim=-1).amax(dim=-1).mean()).to(q.dtype)
+        loss_x = functional.labeled_loss(z.x, y)
+        loss_u = functional.pseudo_label_loss(z.strong, label, mask)
+        risen = 0.5 - 0.5 * torch.cos(math.pi * progress.ramp(0.5)) if self.ramp_up else 1.0
+        loss = loss_x + self.lambda_u * risen * loss_u
+        loss = loss + shared.balanced_loss(balanced, batch.y, draws, progress, state)
+        metrics = {"loss": loss, "loss_x": loss_x, "loss_u": loss_u, "confidence": confidence.mean()}
+        return Step(loss, {**metrics, "mask": mask.mean()}, changed)

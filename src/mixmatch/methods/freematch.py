@@ -1,0 +1,87 @@
+"""FreeMatch (Wang et al., 2023): thresholds that follow the network's confidence, and a loss for fair predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mixmatch import functional
+from mixmatch.draws import Draws
+from mixmatch.methods import pseudo_labels as shared
+from mixmatch.methods.base import Batch, DataInfo, Method, Predictor, Progress, Step, Tensors, setting
+
+
+@dataclass(frozen=True)
+class FreeMatch(Method):
+    """One threshold for all classes is the moving average of confidence; a class's own is lower if that class is
+    predicted less than the most frequent one. The averages take in a step before it uses them."""
+
+    lambda_u: float = setting(1.0, "Weight of the unlabeled loss.", least=0)
+    fairness: float = setting(0.01, "Weight of the loss that keeps predictions spread over the classes.", least=0)
+    least_threshold: float = setting(0.0, "No class has a threshold below this.", within=(0, 1))
+    most_threshold: float = setting(1.0, "No class has a threshold above this.", within=(0, 1))
+    ratio: int = setting(7, shared.RATIO, least=1)
+    balance: shared.Balance = setting("none", shared.BALANCE, of_steps=shared.is_balanced)
+    passes: shared.Passes = setting("official", shared.PASSES)
+
+    views = ("weak", "strong")
+    run_defaults = shared.RECIPE
+
+    @property
+    def heads(self) -> Mapping[str, int]:
+        return shared.plain_head(self.balance)
+
+    def draw(self, rng: np.random.Generator, batch_size: int) -> Draws:
+        return shared.balance_draws(self.balance, rng, batch_size, self.ratio)
+
+    def state(self, data: DataInfo) -> dict[str, Tensor]:
+        uniform = torch.full_like(data.prior, 1 / data.classes)
+        averages = {"confidence": uniform[0], "predicted": uniform, "histogram": uniform}
+        return {**averages, **shared.balance_shares(self.balance, data)}
+
+    def loss(self, model: Predictor, batch: Batch, draws: Tensors, progress: Progress, state: Tensors) -> Step:
+        z, balanced = shared.predict(model, batch.x, batch.u, self.passes, self.balance)
+        q = z.weak.softmax(dim=-1)
+        confidence, label = q.max(dim=-1)
+        averages = {
+            "confidence": functional.moving_average(state["confidence"], confidence.mean()),
+            "predicted": functional.moving_average(state["predicted"], q.mean(dim=0)),
+            "histogram": functional.moving_average(state["histogram"], _one_hot(label, q).mean(dim=0)),
+        }
+        predicted = averages["predicted"]
+        threshold = averages["confidence"] * predicted / predicted.amax()
+        threshold = threshold.clamp(self.least_threshold, self.most_threshold)
+        mask = (confidence >= threshold[label]).to(q.dtype)
+        loss_x = functional.labeled_loss(z.x, batch.y)
+        loss_u = functional.pseudo_label_loss(z.strong, label, mask)
+        loss_f = fairness_loss(z.strong, mask, predicted, averages["histogram"])
+        loss = loss_x + self.lambda_u * loss_u + self.fairness * loss_f
+        loss = loss + shared.balanced_loss(balanced, batch.y, draws, progress, state)
+        metrics = {"loss": loss, "loss_x": loss_x, "loss_u": loss_u, "confidence": confidence.mean()}
+        return Step(loss, {**metrics, "mask": mask.mean(), "fairness": loss_f}, averages)
+
+
+def fairness_loss(logits: Tensor, mask: Tensor, predicted: Tensor, histogram: Tensor) -> Tensor:
+    """Self-adaptive fairness: sum over classes of N(predicted / histogram) * log N(p / h), where p is the mean
+    prediction for the masked rows of `logits` (N, L), h how often each class is the likeliest there, and N divides by
+    the sum. A class that is never the likeliest counts 0; without a masked row the loss is 0."""
+    p = logits.softmax(dim=-1)
+    count = mask.sum().clamp_min(1)
+    mean = (mask.unsqueeze(1) * p).sum(dim=0) / count
+    likeliest = (mask.unsqueeze(1) * _one_hot(p.argmax(dim=-1), p)).sum(dim=0) / count
+    expected, found = _relative(predicted, histogram), _relative(mean, likeliest)
+    return (expected * torch.log(found + 1e-12)).sum() * (mask.sum() > 0)
+
+
+def _relative(p: Tensor, histogram: Tensor) -> Tensor:
+    ratio = torch.where(histogram > 0, p / histogram.clamp_min(1e-12), 0.0)
+    return ratio / ratio.sum().clamp_min(1e-12)
+
+
+def _one_hot(label: Tensor, like: Tensor) -> Tensor:
+    return F.one_hot(label, like.shape[-1]).to(like.dtype)

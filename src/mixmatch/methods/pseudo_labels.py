@@ -1,0 +1,182 @@
+"""What FixMatch and its successors share: the pass over their three kinds of rows, distribution alignment, and the
+auxiliary balanced classifier. Each method is a page of its own beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mixmatch import functional
+from mixmatch.draws import Draws
+from mixmatch.errors import MixMatchError
+from mixmatch.methods.base import DataInfo, Predictor, Progress, Tensors, targets_and_logits
+
+RECIPE: Mapping[str, Any] = {
+    "optimizer": "sgd",
+    "learning_rate": 0.03,
+    "schedule": "cosine-7/16",
+    "weight_decay": 5e-4,
+    "unlabeled": "all",
+    "strong": "randaugment",
+}
+"""What FixMatch asks of the run, and every method after it."""
+
+Passes = Literal["official", "fused"]
+Balance = Literal["none", "abc"]
+
+
+RATIO = "Unlabeled images per labeled one (mu)."
+PASSES = (
+    "`official` sends all images through the network as one batch with one batch norm; `fused` runs one pass over the "
+    "weak views without gradient and one over the labeled images and strong views, which is faster."
+)
+
+
+# ---------------------------------------------------------------- the passes
+
+
+class Logits(NamedTuple):
+    """Logits of the labeled rows (B, L) and of the weak and strong views (mu B, L); the weak ones are constants."""
+
+    x: Tensor
+    weak: Tensor
+    strong: Tensor
+
+
+def predict(
+    model: Predictor, x: Tensor, u: Tensor, passes: Passes, balance: Balance = "none"
+) -> tuple[Logits, Logits | None]:
+    """Logits for the method's own loss and, with a balanced classifier, those for `balanced_loss`.
+
+    In the official pass the weak views share batch norm's statistics with the others, so gradients reach them through
+    the statistics although their logits are constants. In the fused passes they do not.
+    """
+    weak, strong = u
+    heads = tuple(plain_head(balance))
+    if passes == "official":
+        logits = model(torch.cat([x, weak, strong]), stats="update", with_heads=heads)
+        z = Logits(logits[: len(x)], logits[len(x) : -len(strong)].detach(), logits[-len(strong) :])
+    else:
+        (guess,), (logits,) = targets_and_logits(
+            model, [weak], [torch.cat([x, strong])], with_heads=heads, update_by_targets=True
+        )
+        z = Logits(logits[: len(x)], guess, logits[len(x) :])
+    if not heads:
+        return z, None
+    balanced, plain = zip(*(rows.chunk(2, dim=-1) for rows in z), strict=True)
+    return Logits(*plain), Logits(*balanced)
+
+
+# ---------------------------------------------------------------- distribution alignment
+
+
+ALIGN = (
+    "Class frequencies that predictions are scaled towards: `none`; `labels`, those of the labels; `uniform`; `model`, "
+    "the average prediction for labeled images; or the frequencies themselves, by class, as in 0.5,0.3,0.2."
+)
+ALIGN_CHOICES = "none|labels|uniform|model|P1,P2,..."
+
+
+def frequencies(align: str, *, model: bool = True) -> list[float]:
+    """The class frequencies that the setting `align` gives, none if it is a name; or an error that says what it must
+    be."""
+    names = ["none", "labels", "uniform", *(["model"] if model else [])]
+    if align in names:
+        return []
+    try:
+        given = [float(part) for part in align.split(",")]
+    except ValueError:
+        given = []
+    if len(given) < 2 or not all(math.isfinite(p) and p >= 0 for p in given) or sum(given) == 0:
+        raise MixMatchError(
+            f"align={align!r} must be one of {', '.join(names)}, or a frequency of at least 0 for each class, as in "
+            "0.5,0.3,0.2"
+        )
+    return [p / sum(given) for p in given]
+
+
+def aligned_to(align: str, data: DataInfo) -> Tensor:
+    """The class frequencies (L,) to align to, before the first step."""
+    given = frequencies(align)
+    if given and len(given) != data.classes:
+        raise MixMatchError(f"align={align!r} has {len(given)} frequencies, but there are {data.classes} classes")
+    if align == "labels":
+        return data.prior.clone()
+    return data.prior.new_tensor(given) if given else torch.full_like(data.prior, 1 / data.classes)
+
+
+def alignment(align: str, data: DataInfo) -> dict[str, Tensor]:
+    """The state of distribution alignment: its target, and the average prediction for unlabeled rows."""
+    if align == "none":
+        return {}
+    return {"target": aligned_to(align, data), "predicted": torch.full_like(data.prior, 1 / data.classes)}
+
+
+def aligned(
+    align: str, q: Tensor, logits_x: Tensor, progress: Progress, state: Tensors
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The predictions `q` for weak views, aligned, and the state that changed. The averages take in this step first;
+    that of `q` begins with the first batch's mean."""
+    if align == "none":
+        return q, {}
+    mean = q.mean(dim=0)
+    average = functional.moving_average(state["predicted"], mean)
+    changed = {"predicted": torch.where(progress.step == 0, mean, average)}
+    if align == "model":
+        changed["target"] = functional.moving_average(state["target"], logits_x.detach().softmax(dim=-1).mean(dim=0))
+    return functional.align(q, {**state, **changed}["target"], changed["predicted"]), changed
+
+
+# ---------------------------------------------------------------- the balanced classifier
+
+CONFIDENT = 0.95
+
+
+BALANCE = (
+    "For uneven labels: `abc` trains the classifier on all classes alike, and another one beside it with the method's "
+    "own loss."
+)
+
+
+def is_balanced(balance: Balance) -> bool:
+    """Whether a share of rows falls over the run."""
+    return balance != "none"
+
+
+def plain_head(balance: Balance) -> dict[str, int]:
+    """The network's own classifier is the balanced one, which is evaluated; the method's own loss trains this head."""
+    return {"plain": 0} if balance == "abc" else {}
+
+
+def balance_draws(balance: Balance, rng: np.random.Generator, batch_size: int, ratio: int) -> Draws:
+    """A number in [0, 1) for each labeled and each unlabeled row: it counts if its class's share is above it."""
+    if balance == "none":
+        return {}
+    numbers = rng.random((1 + ratio) * batch_size, np.float32)
+    return {"keep_x": numbers[:batch_size], "keep_u": numbers[batch_size:]}
+
+
+def balance_shares(balance: Balance, data: DataInfo) -> dict[str, Tensor]:
+    """Of each class, the share of its rows that counts: N_min / N_c, all of a class without labels."""
+    if balance == "none":
+        return {}
+    least = torch.where(data.prior > 0, data.prior, torch.inf).amin()
+    return {"share": torch.where(data.prior > 0, least / data.prior, 1.0)}
+
+
+def balanced_loss(z: Logits | None, y: Tensor, draws: Tensors, progress: Progress, state: Tensors) -> Tensor | float:
+    """The loss of the auxiliary balanced classifier (Lee et al., 2021): FixMatch's, but of each class only a share of
+    its rows counts, of unlabeled rows one that falls from all to N_min / N_c over the run."""
+    if z is None:
+        return 0.0
+    share = state["share"]
+    counts = (draws["keep_x"] < y @ share).to(y.dtype)
+    loss_x = functional.pseudo_label_loss(z.x[: len(y)], y, counts)
+    confidence, label = z.weak.softmax(dim=-1).max(dim=-1)
+    kept = draws["keep_u"] < 1 - progress.ramp(1.0) * (1 - share[label])
+    return loss_x + functional.pseudo_label_loss(z.strong, label, ((confidence >= CONFIDENT) & kept).to(y.dtype))

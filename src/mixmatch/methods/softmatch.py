@@ -1,0 +1,62 @@
+"""SoftMatch (Chen et al., 2023): every pseudo-label counts, the less the further its confidence is below average."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mixmatch import functional
+from mixmatch.draws import Draws
+from mixmatch.methods import pseudo_labels as shared
+from mixmatch.methods.base import Batch, DataInfo, Method, Predictor, Progress, Step, Tensors, setting
+
+
+@dataclass(frozen=True)
+class SoftMatch(Method):
+    """Weights are a Gaussian cut off at the mean: moving averages of confidence and of its variance, which take in a
+    step before it uses them. Alignment affects the weights alone; labels come from the predictions as they are."""
+
+    n_sigma: float = setting(2.0, "The Gaussian's deviation is confidence's divided by this.", above=0)
+    lambda_u: float = setting(1.0, "Weight of the unlabeled loss.", least=0)
+    ratio: int = setting(7, shared.RATIO, least=1)
+    align: str = setting("uniform", shared.ALIGN, metavar=shared.ALIGN_CHOICES)
+    balance: shared.Balance = setting("none", shared.BALANCE, of_steps=shared.is_balanced)
+    passes: shared.Passes = setting("official", shared.PASSES)
+
+    views = ("weak", "strong")
+    run_defaults = shared.RECIPE
+
+    def __post_init__(self) -> None:
+        shared.frequencies(self.align)
+
+    @property
+    def heads(self) -> Mapping[str, int]:
+        return shared.plain_head(self.balance)
+
+    def draw(self, rng: np.random.Generator, batch_size: int) -> Draws:
+        return shared.balance_draws(self.balance, rng, batch_size, self.ratio)
+
+    def state(self, data: DataInfo) -> dict[str, Tensor]:
+        mean = torch.full_like(data.prior[0], 1 / data.classes)
+        gaussian = {"mean": mean, "variance": torch.ones_like(mean)}
+        return {**gaussian, **shared.alignment(self.align, data), **shared.balance_shares(self.balance, data)}
+
+    def loss(self, model: Predictor, batch: Batch, draws: Tensors, progress: Progress, state: Tensors) -> Step:
+        z, balanced = shared.predict(model, batch.x, batch.u, self.passes, self.balance)
+        q = z.weak.softmax(dim=-1)
+        confidence, label = q.max(dim=-1)
+        spread = (confidence - confidence.mean()).square().sum() / max(1, len(confidence) - 1)
+        mean = functional.moving_average(state["mean"], confidence.mean())
+        variance = functional.moving_average(state["variance"], spread)
+        aligned, changed = shared.aligned(self.align, q, z.x, progress, state)
+        below = (aligned.amax(dim=-1) - mean).clamp_max(0)
+        weight = torch.exp(-below.square() * self.n_sigma**2 / (2 * variance))
+        loss_x = functional.labeled_loss(z.x, batch.y)
+        loss_u = functional.pseudo_label_loss(z.strong, label, weight)
+        loss = loss_x + self.lambda_u * loss_u + shared.balanced_loss(balanced, batch.y, draws, progress, state)
+        metrics = {"loss": loss, "loss_x": loss_x, "loss_u": loss_u, "confidence": confidence.mean()}
+        return Step(loss, {**metrics, "mask": weight.mean()}, {**changed, "mean": mean, "variance": variance})
