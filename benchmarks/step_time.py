@@ -8,8 +8,8 @@ Rows: (a) the loop as people write it: fp32, eager, a DataLoader with per-image 
 a CPU), a forward pass per batch, `.item()` on each loss; (b) our engine, eager, at fp32; (c) our engine at its default
 on this device: on CUDA bf16, compiled and as a CUDA graph; (d) with `--side-by-side`, so many such runs sharing the
 device, each step counted. Images are random: a step's cost does not depend on what they show. Times are medians of
-repeats after a warm-up, with the device synchronized. The textbook loop is of the same method (`textbook.py`); that of
-MixMatch has official passes, whatever `--passes` is.
+repeats after a warm-up, with the device synchronized. The textbook loop is of the same method (`textbook.py`); it
+has official passes, whatever `--passes` is.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mixmatch import networks
 from mixmatch.data.source import Rows, Source
 from mixmatch.data.split import make_split
+from mixmatch.methods import declared
 from mixmatch.settings import Settings, resolve
 from mixmatch.training.device import default_precision, pick_device
 from mixmatch.training.trainer import Trainer
@@ -129,7 +130,11 @@ def flops_of_step(settings: Settings) -> float:
         "mixup": 7,
         "ict": 7,
         "vat": 3 + 3 + 1 + 3 + 3,
-    }[settings.method]
+        "remixmatch": 1 + 3 * (1 + 1 + K + 1 + 1),  # a guess; labeled, weak and strong mixed, strong unmixed, rotated
+    }.get(settings.method, 0)
+    if not forwards:  # FixMatch and its kin: only the official pass learns from the weak views too
+        ratio = settings.method_settings["ratio"]
+        forwards = 3 * (1 + ratio) + (3 if settings.method_settings["passes"] == "official" else 1) * ratio
     return float(counter.get_total_flops()) * settings.batch_size * forwards
 
 
@@ -149,7 +154,7 @@ def main() -> None:
     network = args.network or ("wrn-28-2" if device.type == "cuda" else "wrn-10-1")
     seconds = args.seconds or (10.0 if device.type == "cuda" else 6.0)
     given: dict[str, Any] = {"method": args.method, "network": network, "batch_size": args.batch_size, "valid": 0}
-    if args.method == "mixmatch":
+    if "passes" in declared(args.method):
         given["passes"] = args.passes
     settings = resolve("cifar10", given)
     random = np.random.default_rng(0)
@@ -175,20 +180,21 @@ def main() -> None:
     if args.side_by_side > 1 and fast:
         runs = args.side_by_side
         variants[f"{runs} such runs side by side"] = (lambda: engine(source, default, device, fast, note, runs), fast)
-    flops, (_, views) = flops_of_step(settings), LOSSES[args.method]
+    method = settings.build_method()
+    flops, seen = flops_of_step(settings), (1 + len(method.views) * method.ratio) * args.batch_size
     rows: list[dict[str, Any]] = []
     for name, (make, graphed) in variants.items():
         row = {"name": name, "method": args.method, "batch_size": args.batch_size, "network": network}
         row |= measure(make, device, seconds, graphed)
         row["notes"], notes[:] = notes[:], []
-        row["images_per_second"] = 1000 * (1 + views) * args.batch_size / row["ms_per_step"]
+        row["images_per_second"] = 1000 * seen / row["ms_per_step"]
         row["tflops"] = flops / row["ms_per_step"] / 1e9
         row["ratio"] = (rows[0] if rows else row)["ms_per_step"] / row["ms_per_step"]
         rows.append(row)
     if args.json:
         print(json.dumps({"device": _device_name(device), "threads": torch.get_num_threads(), "rows": rows}, indent=1))
         return
-    passes = f", {args.passes} passes" if args.method == "mixmatch" else ""
+    passes = f", {args.passes} passes" if "passes" in given else ""
     title = f"{args.method}{passes}, {network}, batch {args.batch_size}, {_device_name(device)}"
     table = Table("", "ms/step", "images/s", "ratio", "TFLOP/s", "peak MiB", "set-up s", title=title)
     for row in rows:

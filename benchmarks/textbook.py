@@ -1,8 +1,8 @@
 """Training loops as people write them, one for each method: what `step_time.py` measures ours beside.
 
-fp32, eager, a DataLoader with per-image augmentation in Python and four workers (none on a CPU), a forward pass for
-each batch, `.item()` on each loss. MixMatch's has the five passes and the interleaving of the authors' code. Weights
-of losses are CIFAR-10's, at their full height.
+fp32, eager, a DataLoader with per-image augmentation in Python (strong views by Pillow) and four workers (none on a
+CPU), a forward pass for each batch, `.item()` on each loss. MixMatch's has the five passes and the interleaving of the
+authors' code. Weights of losses are CIFAR-10's, at their full height.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -28,26 +29,64 @@ unlabeled images of a step there, `rows`, how many there are, `unlabeled`, and a
 
 
 class Augmented(Dataset[Any]):
-    """Per-image augmentation in Python, as in the usual tutorial."""
+    """Per-image augmentation in Python, as in the usual tutorial; all views but the first are `strong` ones, if any."""
 
-    def __init__(self, images: np.ndarray, labels: np.ndarray, views: int) -> None:
-        self.images, self.labels, self.views = images, labels, views
+    def __init__(self, images: np.ndarray, labels: np.ndarray, views: int, strong: bool) -> None:
+        self.images, self.labels, self.views, self.strong = images, labels, views, strong
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[list[Tensor], int, int]:
-        return [self._augment(self.images[index]) for _ in range(self.views)], int(self.labels[index]), index
+        views = [self._augment(self.images[index], self.strong and view > 0) for view in range(self.views)]
+        return views, int(self.labels[index]), index
 
     @staticmethod
-    def _augment(image: np.ndarray) -> Tensor:
+    def _augment(image: np.ndarray, strong: bool) -> Tensor:
         size = len(image)
         if np.random.rand() < 0.5:
             image = image[:, ::-1]
         image = np.pad(image, ((4, 4), (4, 4), (0, 0)), mode="reflect")
         y, x = np.random.randint(0, 9, 2)
         image = image[y : y + size, x : x + size]
+        if strong:
+            image = rand_augment(image)
         return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1))).float() / 127.5 - 1
+
+
+def rand_augment(image: np.ndarray) -> np.ndarray:
+    """Two random operations of Pillow's, each with probability 1/2, and a gray square, as in ports of FixMatch."""
+    picture = Image.fromarray(image)
+    size = len(image)
+    for _ in range(2):
+        name, m, sign = str(np.random.choice(OPERATIONS)), np.random.randint(1, 10), np.random.choice((-1, 1))
+        if np.random.rand() < 0.5 or name == "identity":
+            continue
+        if name in ("autocontrast", "equalize"):
+            picture = getattr(ImageOps, name)(picture)
+        elif name == "posterize":
+            picture = ImageOps.posterize(picture, 4 + int(0.4 * m))
+        elif name == "solarize":
+            picture = ImageOps.solarize(picture, 256 - int(25.6 * m))
+        elif name == "rotate":
+            picture = picture.rotate(int(sign * 3 * m))
+        elif name in ("Color", "Contrast", "Brightness", "Sharpness"):
+            picture = getattr(ImageEnhance, name)(picture).enhance(0.05 + 0.09 * m)
+        else:
+            shear, shift = sign * 0.03 * m, int(sign * 0.03 * m * size)
+            matrix = {"shear x": (1, shear, 0, 0, 1, 0), "shear y": (1, 0, 0, shear, 1, 0),
+                      "translate x": (1, 0, shift, 0, 1, 0), "translate y": (1, 0, 0, 0, 1, shift)}[name]  # fmt: skip
+            picture = picture.transform(picture.size, Image.Transform.AFFINE, matrix)
+    image = np.array(picture)
+    y, x = np.random.randint(0, size, 2)
+    image[max(0, y - 8) : y + 8, max(0, x - 8) : x + 8] = 127
+    return image
+
+
+OPERATIONS = (
+    "identity", "autocontrast", "equalize", "rotate", "solarize", "Color", "Contrast", "Brightness", "Sharpness",
+    "shear x", "shear y", "translate x", "translate y", "posterize",
+)  # fmt: skip
 
 
 def endless(loader: DataLoader[Any]):  # type: ignore[no-untyped-def]
@@ -328,8 +367,10 @@ def textbook(source: Source, split: Split, settings: Settings, device: torch.dev
     loss_of, views = LOSSES[settings.method]
     ratio = settings.method_settings.get("ratio", 1)
 
+    strong = "strong" in settings.build_method().views
+
     def batches(rows: np.ndarray, views: int, size: int) -> Any:
-        data = Augmented(source.train.inputs[rows], source.train.labels[rows], views)
+        data = Augmented(source.train.inputs[rows], source.train.labels[rows], views, strong)
         return endless(
             DataLoader(
                 data,
