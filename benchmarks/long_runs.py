@@ -3,6 +3,7 @@
     python benchmarks/long_runs.py                      # what is finished, what is on its way, what is left
     python benchmarks/long_runs.py --minutes 24         # work on the list for 24 minutes, then save and stop
     python benchmarks/long_runs.py --minutes 24 --side-by-side 2 --data-dir ~/data
+    python benchmarks/long_runs.py --minutes 24 --method fixmatch --labels 40
 
 Records of finished runs go to `results/`, the runs on their way are in `runs/long`. Copy a run's folder to go on with
 it on another machine: its newest checkpoint is enough.
@@ -23,6 +24,7 @@ from typing import Any
 from mixmatch.errors import MixMatchError
 from mixmatch.experiments import records, reproduce
 from mixmatch.experiments.reproduce import Planned
+from mixmatch.experiments.tables import Row
 from mixmatch.training import checkpoint
 from mixmatch.training.run import Record, RunFolder
 from mixmatch.training.stop import Interrupted
@@ -32,26 +34,34 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Part:
-    """Runs of MixMatch in one cell of the paper's tables, with the authors' settings."""
+    """Runs of a method in one cell, with its authors' settings but for `settings`."""
 
-    table: str
+    data: str
     labels: int
     seeds: tuple[int, ...]
     steps: int
+    method: str = "mixmatch"
+    settings: tuple[tuple[str, Any], ...] = ()
 
     def runs(self) -> list[Planned]:
-        table = reproduce.find_table(self.table)
-        return reproduce.plan(table, [self.labels], ["mixmatch"], self.seeds, self.steps)
+        row = Row(self.method, self.data, self.method, {}, dict(self.settings))
+        return [Planned(row, row.run_settings(self.labels, self.steps, seed=seed)) for seed in self.seeds]
 
 
+FUSED = (("passes", "fused"),)
 PARTS = (
     Part("cifar10", 250, (2, 3, 4, 5), 2**20),
     Part("svhn", 250, (1,), 2**20),
     Part("cifar10", 4000, (1,), 2**20),
+    *(Part(data, labels, (1, 2, 3), 2**16) for data in ("cifar10", "svhn") for labels in (250, 500, 1000, 2000, 4000)),
+    # Does FixMatch learn the same in fused passes?
+    Part("cifar10", 250, (1, 2, 3), 2**14, "fixmatch", FUSED),
+    Part("cifar10", 250, (1, 2, 3), 2**14, "fixmatch"),
+    # What came after MixMatch, in minutes.
+    *(Part("cifar10", 250, (1, 2, 3), 2**17, method, FUSED) for method in ("fixmatch", "softmatch")),
     *(
-        Part(table, labels, (1, 2, 3), 2**16)
-        for table in ("cifar10", "svhn")
-        for labels in (250, 500, 1000, 2000, 4000)
+        Part("cifar10", 40, (1, 2, 3), 2**17, method, FUSED)
+        for method in ("fixmatch", "flexmatch", "freematch", "softmatch", "adamatch")
     ),
 )
 """In the order in which they are done."""
@@ -60,7 +70,8 @@ PARTS = (
 def state(run: Planned, known: list[Record], folder: Path) -> dict[str, Any]:
     """How far a run is, and its error so far: the reported one if it is finished, else the newest."""
     done, ours = reproduce.finished(run, known), RunFolder(folder / run.name)
-    name = {"data": run.settings.data, "labels": run.settings.labels, "seed": run.settings.seed}
+    name = {"method": run.settings.method, "data": run.settings.data, "labels": run.settings.labels}
+    name |= {"passes": run.settings.method_settings.get("passes", ""), "seed": run.settings.seed}
     if done is not None:
         return {**name, "steps": run.settings.steps, "at": done["steps"], "error": done["error"], "state": "finished"}
     metrics = ours.metrics() if ours.exists() else []
@@ -73,12 +84,12 @@ def state(run: Planned, known: list[Record], folder: Path) -> dict[str, Any]:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    print(f"{'data':<10}{'labels':>7}{'seed':>6}{'steps':>11}{'at':>11}{'error %':>10}  state")
+    print(f"{'method':<10}{'passes':<9}{'data':<8}{'labels':>6}{'seed':>5}{'steps':>10}{'at':>10}{'error %':>8}  state")
     for row in rows:
         error = "" if row["error"] is None else f"{row['error']:.2f}"
         print(
-            f"{row['data']:<10}{row['labels']:>7}{row['seed']:>6}{row['steps']:>11,}{row['at']:>11,}{error:>10}  "
-            f"{row['state']}"
+            f"{row['method']:<10}{row['passes']:<9}{row['data']:<8}{row['labels']:>6}{row['seed']:>5}"
+            f"{row['steps']:>10,}{row['at']:>10,}{error:>8}  {row['state']}"
         )
 
 
@@ -107,6 +118,9 @@ def work(runs: list[Planned], options: argparse.Namespace) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, help="work on the list for so long; without it, only show the list")
+    parser.add_argument("--method", nargs="+", help="runs of these methods only")
+    parser.add_argument("--labels", type=int, nargs="+", help="runs with so many labels only")
+    parser.add_argument("--steps", type=int, nargs="+", help="runs of so many steps only")
     parser.add_argument("--side-by-side", type=int, metavar="N", help="runs at a time; by default what fits the GPU")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "long", help="folder of the runs")
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of the records")
@@ -114,7 +128,14 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     options = parser.parse_args()
-    runs = [run for part in PARTS for run in part.runs()]
+    wanted = [
+        part
+        for part in PARTS
+        if part.method in (options.method or [part.method])
+        and part.labels in (options.labels or [part.labels])
+        and part.steps in (options.steps or [part.steps])
+    ]
+    runs = [run for part in wanted for run in part.runs()]
     failed = 0
     try:
         if options.minutes is not None:
