@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageEnhance, ImageOps
+from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps
 from sklearn.datasets import load_sample_images
 
 ENHANCE = {"color": ImageEnhance.Color, "contrast": ImageEnhance.Contrast, "brightness": ImageEnhance.Brightness,
            "sharpness": ImageEnhance.Sharpness}  # fmt: skip
+
+
+WAYS = (Image.Resampling.LANCZOS, Image.Resampling.BICUBIC, Image.Resampling.BILINEAR, Image.Resampling.BOX,
+        Image.Resampling.HAMMING, Image.Resampling.NEAREST)  # fmt: skip
 
 
 def images(height: int, width: int, channels: int) -> np.ndarray:
@@ -49,11 +53,41 @@ def operate(image: Image.Image, name: str, amount: float) -> Image.Image:
             return ImageOps.posterize(image, int(amount))
         case "solarize":
             return ImageOps.solarize(image, amount)
+        case "blur" | "smooth":
+            return Image.blend(image, image.filter(getattr(ImageFilter, name.upper())), amount)
+        case "rescale":
+            return rescale(image, amount % 1, WAYS[int(amount)])
+        case "cutout":
+            return cutout(image, int(amount), *(np.float32(place) for place in (amount % 1, 1 - amount % 1)))
     if name in ENHANCE:
         return ENHANCE[name](image).enhance(amount)
     matrix = {"shear_x": (1, amount, 0, 0, 1, 0), "shear_y": (1, 0, 0, amount, 1, 0),
               "translate_x": (1, 0, amount, 0, 1, 0), "translate_y": (1, 0, 0, 0, 1, amount)}[name]  # fmt: skip
     return image.transform(image.size, Image.Transform.AFFINE, matrix)
+
+
+def rescale(image: Image.Image, margin: float, way: Image.Resampling) -> Image.Image:
+    """Crop by shares of the size, then resize."""
+    width, height = image.size
+    box = (margin * width, margin * height, width * (1 - margin), height * (1 - margin))
+    cropped = image.crop(box)
+    if way == Image.Resampling.NEAREST and (width & (width - 1) or height & (height - 1)):
+        # Pillow adds up positions in float64, whose sums may fall just short of a border that is met exactly.
+        rows, columns = (
+            (2 * np.arange(n) + 1) * m // (2 * n) for n, m in ((height, cropped.height), (width, cropped.width))
+        )
+        return Image.fromarray(np.asarray(cropped)[rows[:, None], columns])
+    return cropped.resize(image.size, way)
+
+
+def cutout(image: Image.Image, side: int, down: np.float32, across: np.float32) -> Image.Image:
+    """A gray square around a place between 0 and 1, pixel by pixel."""
+    image, (width, height) = image.copy(), image.size
+    y, x = int(np.float64(down) * height), int(np.float64(across) * width)
+    for i in range(max(0, x - side // 2), min(width, x + side // 2)):
+        for j in range(max(0, y - side // 2), min(height, y + side // 2)):
+            image.putpixel((i, j), (127, 127, 127) if image.mode == "RGB" else 127)
+    return image
 
 
 def crop(image: np.ndarray, pad: int, draws: dict[str, Any]) -> np.ndarray:
@@ -139,7 +173,29 @@ def torchssl(image: np.ndarray, pad: int, draws: dict[str, Any]) -> np.ndarray:
     return crop(from_pillow(pil), pad, draws)
 
 
+def ctaugment(image: np.ndarray, pad: int, draws: dict[str, Any], levels: np.ndarray, hidden: bool) -> np.ndarray:
+    """CTAugment of one image with known parameters (slots, 2), uint8."""
+    pil = to_pillow(crop(image, pad, draws))
+    shorter = min(pil.size)
+    policy = zip(draws["operation"], levels.tolist(), draws["center"], strict=False)
+    for number, (level, second), center in policy:
+        name = NAMES[number]
+        amount = {"rotate": int(np.round((2 * level - 1) * 45)), "posterize": 1 + int(level * 7.999),
+                  "solarize": int(level * 255.999)}  # fmt: skip
+        amount |= dict.fromkeys(ENHANCE, 0.1 + 1.9 * level)
+        amount |= dict.fromkeys(("shear_x", "shear_y", "translate_x", "translate_y"), (2 * level - 1) * 0.3)
+        if name == "rescale":
+            pil = rescale(pil, level * 0.25, WAYS[int(second * 5.99)])
+        elif name == "cutout":
+            pil = cutout(pil, 1 + int(level * shorter * 0.499), *center)
+        else:
+            pil = operate(pil, name, amount.get(name, level))
+    if hidden:
+        pil = cutout(pil, 1 + int(shorter * 0.499), *draws["center"][2])
+    return from_pillow(pil)
+
+
 NAMES = (
     "identity", "autocontrast", "equalize", "rotate", "solarize", "color", "contrast", "brightness", "sharpness",
-    "shear_x", "shear_y", "translate_x", "translate_y", "posterize",
+    "shear_x", "shear_y", "translate_x", "translate_y", "posterize", "invert", "blur", "smooth", "rescale", "cutout",
 )  # fmt: skip

@@ -17,12 +17,16 @@ SHAPES = [(32, 32, 3), (32, 32, 1), (21, 34, 3), (35, 18, 1), (96, 96, 3), (8, 8
 
 FACTORS = [m * 1.8 / 10 + 0.1 for m in range(1, 10)] + [m * 0.9 / 10 + 0.05 for m in range(1, 10)]
 LEVELS: dict[str, list[float]] = {
+    "cutout": [side + place for side in (1, 2, 5, 8, 16) for place in (0, 0.3, 0.5, 0.999)],
+    "rescale": [
+        way + margin for way in range(6) for margin in (0, 0.01, 0.03, 0.05, 0.0625, 0.11, 0.1875, 0.2, 0.2499)
+    ],
     "identity": [1],
     "rotate": [*range(-45, 46), -29.9937, 0.25, 17.123],
     "posterize": list(range(1, 9)),
     "solarize": [*range(0, 257, 7), 1, 255, *(256 - int(m * 256 / 10) for m in range(1, 10))],
 }
-for of in ("autocontrast", "equalize"):
+for of in ("autocontrast", "equalize", "invert", "blur", "smooth"):
     LEVELS[of] = [1, 0, 0.01, 0.3, 0.5, 0.99]
 for of in ("color", "contrast", "brightness", "sharpness"):
     LEVELS[of] = [*FACTORS, 0, 1, 2, *np.linspace(0.05, 2, 40).tolist()]
@@ -35,11 +39,20 @@ for of in ("translate_x", "translate_y"):
 def operate(images: np.ndarray, name: str, amounts: list[float]) -> np.ndarray:
     """All of `amounts` on all of the images: (images, amounts, H, W, C)."""
     count, height, width, _ = images.shape
-    numbers = torch.full((count * len(amounts),), NUMBER[name])
-    asked = operations.plan(numbers, torch.tensor(amounts, dtype=torch.float64).repeat(count), height, width)
-    repeated = torch.from_numpy(images).repeat_interleave(len(amounts), 0)
-    out, _ = operations.apply(repeated, asked, torch.ones(len(repeated), height * width, dtype=torch.bool))
-    return out.view(count, len(amounts), *images.shape[1:]).numpy()
+    amount = torch.tensor(amounts, dtype=torch.float64).repeat(count)
+    numbers = torch.full_like(amount, NUMBER[name], dtype=torch.int64)
+    planes = torch.from_numpy(images).repeat_interleave(len(amounts), 0).movedim(3, 1)
+    if name in ("blur", "smooth"):
+        out = operations.soften(planes, numbers, amount)
+    elif name == "rescale":
+        out = operations.rescale(planes, numbers, amount % 1, amount.long())
+    elif name == "cutout":
+        center = torch.stack([amount % 1, 1 - amount % 1], 1).float()
+        out = operations.hide(planes, center, amount.long())
+    else:
+        asked = operations.plan(numbers, amount, height, width)
+        out, _ = operations.apply(planes, asked, torch.ones(len(planes), height * width, dtype=torch.bool))
+    return out.movedim(1, 3).view(count, len(amounts), *images.shape[1:]).numpy()
 
 
 def compare(images: np.ndarray, name: str) -> None:

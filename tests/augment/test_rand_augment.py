@@ -10,8 +10,8 @@ import pytest
 import torch
 from scipy import stats
 
-from mixmatch.augment import CropFlip, Cutout, NoiseMask, RandAugment, strong_augmentation
-from mixmatch.augment.operations import OPERATIONS
+from mixmatch.augment import Adaptive, CropFlip, Cutout, NoiseMask, RandAugment, strong_augmentation
+from mixmatch.augment.rand_augment import OPERATIONS
 from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
 
@@ -78,7 +78,7 @@ def test_levels_at_every_step() -> None:
     draws, sign = {"level": level, "negative": negative}, [1, -1] * 4 + [1]
 
     def of(variant: Any, name: str, size: int = 32) -> list[float]:
-        return RandAugment(variant=variant).amounts(draws, size, size)[:, OPERATIONS.index(name)].tolist()
+        return RandAugment(variant=variant).amounts(draws, size, size)[name].tolist()
 
     assert of("fixmatch", "posterize") == [4, 4, 3, 3, 2, 2, 2, 1, 1]
     assert of("kekmodel", "posterize") == [4, 4, 5, 5, 6, 6, 6, 7, 7]
@@ -160,3 +160,26 @@ def test_strong_augmentations_by_name() -> None:
         strong_augmentation(weak, (2, 9, 8), "randaugment")
     with pytest.raises(MixMatchError, match="strong='blur' is not one of cutout, randaugment"):
         strong_augmentation(weak, (3, 9, 8), "blur")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["randaugment", "randaugment-kekmodel", "randaugment-torchssl", "ctaugment"])
+def test_a_gpu_gives_the_same_bytes_compiled_and_captured(name: str) -> None:
+    augment = strong_augmentation(CropFlip(4, True), (3, 32, 32), name)
+    images = torch.from_numpy(pillow.images(32, 32, 3)).repeat(40, 1, 1, 1)
+    on_gpu = images.cuda()
+    fast = torch.compile(augment.__call__, fullgraph=True, dynamic=False)
+    given: dict[str, torch.Tensor] = {}
+    for step in range(10):
+        draws = tensors(augment.draw(generator(step, "strong", step), 2, len(images)))
+        if isinstance(augment, Adaptive):
+            draws |= augment.state(torch.device("cpu"))
+        expected, given = augment(images, draws), {key: value.cuda() for key, value in draws.items()}
+        for way in (augment.__call__, fast):
+            assert (way(on_gpu, given).cpu() - expected).abs().max() < 1e-6
+    for way in (augment.__call__, fast):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = way(on_gpu, given)
+        graph.replay()
+        assert (out.cpu() - expected).abs().max() < 1e-6

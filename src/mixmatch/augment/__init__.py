@@ -11,14 +11,17 @@ from functools import partial
 
 from mixmatch.augment.base import Adaptive, Augmentation, to_unit_range, unaugmented
 from mixmatch.augment.crop_flip import CropFlip
+from mixmatch.augment.ct_augment import CTAugment
 from mixmatch.augment.cutout import Cutout
 from mixmatch.augment.noise_mask import NoiseMask
 from mixmatch.augment.rand_augment import RandAugment
 from mixmatch.errors import MixMatchError
 
 __all__ = [
+    "STRONG",
     "Adaptive",
     "Augmentation",
+    "CTAugment",
     "CropFlip",
     "Cutout",
     "NoiseMask",
@@ -34,6 +37,7 @@ STRONG: dict[str, Callable[[CropFlip], Augmentation]] = {
     "randaugment": RandAugment,
     "randaugment-kekmodel": partial(RandAugment, variant="kekmodel"),
     "randaugment-torchssl": partial(RandAugment, variant="torchssl"),
+    "ctaugment": CTAugment,
 }
 """Strong augmentations that operate on colors, by name."""
 

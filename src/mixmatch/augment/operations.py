@@ -9,22 +9,24 @@ there they are in float32, and a pixel in some thousands may come from its neigh
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 OPERATIONS = (
     "identity", "autocontrast", "equalize", "rotate", "solarize", "color", "contrast", "brightness", "sharpness",
-    "shear_x", "shear_y", "translate_x", "translate_y", "posterize",
+    "shear_x", "shear_y", "translate_x", "translate_y", "posterize", "invert", "blur", "smooth", "rescale", "cutout",
 )  # fmt: skip
 """In the order of their numbers. What an operation's amount means:
 
 - rotate: degrees counterclockwise; shear: pixels per pixel; translate: pixels by which the view moves
 - posterize: bits that are kept; solarize: values from this one on are inverted
 - color, contrast, brightness, sharpness: the factor of Pillow's `ImageEnhance`
-- autocontrast, equalize: the share of the result in a blend with the image, 1 for the operation itself
+- autocontrast, equalize, invert: the share of the result in a blend with the image, 1 for the operation itself
+
+`apply` does these; blur and smooth, rescale and cutout have a function of their own.
 """
 
 NUMBER = {name: number for number, name in enumerate(OPERATIONS)}
@@ -67,6 +69,13 @@ def chosen(operation: Tensor, *names: str) -> Tensor:
     return found
 
 
+def amount_of(operation: Tensor, amounts: Mapping[str, Tensor]) -> Tensor:
+    """The amount of the operations by number (...), given that of each operation (...); 1 where none is given."""
+    one = torch.ones_like(next(iter(amounts.values())))
+    every = torch.stack([amounts.get(name, one) for name in OPERATIONS], -1)
+    return every.gather(-1, operation[..., None])[..., 0]
+
+
 def plan(operation: Tensor, amount: Tensor, height: int, width: int) -> Plan:
     """What operations by number (...) and their amounts (...) ask for in images of this size."""
 
@@ -78,10 +87,10 @@ def plan(operation: Tensor, amount: Tensor, height: int, width: int) -> Plan:
         factor=of(1, "brightness", "contrast").float(),
         contrast=chosen(operation, "contrast"),
         kept=255 - ((1 << (8 - bits)) - 1),
-        threshold=of(256, "solarize").to(torch.int32),
+        threshold=torch.where(chosen(operation, "invert"), 0, of(256, "solarize")).to(torch.int32),
         autocontrast=chosen(operation, "autocontrast"),
         equalize=chosen(operation, "equalize"),
-        share=of(1, "autocontrast", "equalize").float(),
+        share=of(1, "autocontrast", "equalize", "invert").float(),
         blend=of(1, "color", "sharpness").float(),
         color=chosen(operation, "color"),
         affine=_affine(operation, amount, height, width),
@@ -111,37 +120,36 @@ def blend(first: Tensor, second: Tensor, share: Tensor) -> Tensor:
 
 
 def gray(images: Tensor) -> Tensor:
-    """Pillow's luminance of uint8 (..., C), 1 or 3 channels, as int32 (...)."""
+    """Pillow's luminance of uint8 (N, C, ...), 1 or 3 channels, as int32 (N, ...)."""
     wide = images.to(torch.int32)
-    if images.shape[-1] == 1:
-        return wide[..., 0]
-    red, green, blue = wide.unbind(-1)
+    if images.shape[1] == 1:
+        return wide[:, 0]
+    red, green, blue = wide.unbind(1)
     return (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16
 
 
 def tables(images: Tensor, luminance: Tensor, asked: Plan) -> Tensor:
-    """The look-up tables uint8 (N, 256, C) for images uint8 (N, P, C) with `luminance` (N, P)."""
-    count, pixels, channels = images.shape
+    """The look-up tables uint8 (N, C, 256) for images uint8 (N, C, P) with `luminance` (N, P)."""
+    count, channels, pixels = images.shape
     values = torch.arange(256, dtype=torch.int32, device=images.device)
 
     mean = (2 * luminance.sum(1, dtype=torch.int32) + pixels) // (2 * pixels)
     center = torch.where(asked.contrast, mean, 0)[:, None]
     table = blend(center, values, asked.factor[:, None]).to(torch.int32) & asked.kept[:, None]
-    table = torch.where(table < asked.threshold[:, None], table, 255 - table)[:, :, None]
+    table = torch.where(table < asked.threshold[:, None], table, 255 - table)[:, None]
 
-    histogram = torch.zeros(count, 256, channels, dtype=torch.int32, device=images.device)
+    histogram = torch.zeros(count, channels, 256, dtype=torch.int32, device=images.device)
     one = torch.ones((), dtype=torch.int32, device=images.device).expand(images.shape)
-    histogram = histogram.scatter_add(1, images.long(), one)
-    upto = histogram.cumsum(1, dtype=torch.int32)
-    values = values[:, None]
+    histogram = histogram.scatter_add(2, images.long(), one)
+    upto = histogram.cumsum(2, dtype=torch.int32)
 
-    low, high = (upto == 0).sum(1, keepdim=True), (upto < pixels).sum(1, keepdim=True)
+    low, high = (upto == 0).sum(2, keepdim=True), (upto < pixels).sum(2, keepdim=True)
     span = (high - low).clamp(min=1).to(exact(images.device))
     scale = torch.full_like(span, 255) / span  # 255 / span would round twice
-    stretched = (values * scale).clamp(max=2**20) - low * scale  # clamped for the reason that blend has
+    stretched = (values * scale).clamp(max=2**20) - (low * scale).clamp(max=2**20)  # clamped as blend's product is
     stretched = torch.where(high > low, stretched.to(torch.int32).clamp(0, 255), values)
 
-    step = torch.where(upto < pixels, upto, 0).amax(1, keepdim=True) // 255
+    step = torch.where(upto < pixels, upto, 0).amax(2, keepdim=True) // 255
     even = (step // 2 + upto - histogram) // step.clamp(min=1)
     even = torch.where(step > 0, even.clamp(max=255), values)
 
@@ -151,24 +159,35 @@ def tables(images: Tensor, luminance: Tensor, asked: Plan) -> Tensor:
 
 
 def smooth(images: Tensor) -> Tensor:
-    """Pillow's filter SMOOTH of uint8 (N, H, W, C) as int16: 3x3 weights, five times the center, edges as they are."""
-    wide = images.to(torch.int16)
-    if min(images.shape[1:3]) < 3:
-        return wide
-    rows = wide[:, :-2] + wide[:, 1:-1] + wide[:, 2:]
-    total = rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:] + 4 * wide[:, 1:-1, 1:-1]
-    return _with_edges(wide, torch.div(2 * total + 13, 26, rounding_mode="floor"))
+    """Pillow's filter SMOOTH of uint8 (N, C, H, W) as int16: 3x3 weights, five times the center, edges as they are."""
+    out = images.to(torch.int16)
+    if min(images.shape[2:]) >= 3:
+        inner = out[:, :, 1:-1, 1:-1]
+        out = _with_inner(out, 1, torch.div(2 * (_box(out, 3) + 4 * inner) + 13, 26, rounding_mode="floor"))
+    return out
 
 
-def _with_edges(wide: Tensor, inner: Tensor) -> Tensor:
-    """The inner part of images (N, H, W, C) replaced."""
-    edge = (wide.shape[1] - inner.shape[1]) // 2
-    padded = F.pad(inner, (0, 0, edge, edge, edge, edge))
-    inside = [
-        (torch.arange(size, device=wide.device) >= edge) & (torch.arange(size, device=wide.device) < size - edge)
-        for size in wide.shape[1:3]
-    ]
-    return torch.where((inside[0][:, None] & inside[1])[:, :, None], padded, wide)
+def blur(images: Tensor) -> Tensor:
+    """Pillow's filter BLUR of uint8 (N, C, H, W) as int16: the mean of a 5x5 ring, edges as they are."""
+    out = images.to(torch.int16)
+    if min(images.shape[2:]) >= 5:
+        ring = _box(out, 5) - _box(out[:, :, 1:-1, 1:-1], 3)
+        out = _with_inner(out, 2, (ring + 8) >> 4)
+    return out
+
+
+def _box(wide: Tensor, size: int) -> Tensor:
+    """Sums over squares that lie inside: (N, C, H, W) to (N, C, H - size + 1, W - size + 1)."""
+    height, width = wide.shape[2] - size + 1, wide.shape[3] - size + 1
+    rows = sum((wide[:, :, i : i + height] for i in range(1, size)), wide[:, :, :height])
+    return sum((rows[:, :, :, i : i + width] for i in range(1, size)), rows[:, :, :, :width])
+
+
+def _with_inner(wide: Tensor, edge: int, inner: Tensor) -> Tensor:
+    """The images with all but their edges replaced."""
+    out = wide.clone()
+    out[:, :, edge:-edge, edge:-edge] = inner
+    return out
 
 
 def sources(affine: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
@@ -182,17 +201,80 @@ def sources(affine: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def apply(images: Tensor, asked: Plan, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Do one operation to each of uint8 images (N, H, W, C). Where a moved image leaves a pixel empty it is black, and
+    """Do one operation to each of uint8 images (N, C, H, W). Where a moved image leaves a pixel empty it is black, and
     no longer `valid` (N, H W)."""
-    count, height, width, channels = images.shape
-    pixels = images.flatten(1, 2)
+    pixels = images.flatten(2)
     luminance = gray(pixels)
-    source, inside = sources(asked.affine, height, width)
+    source, inside = sources(asked.affine, *images.shape[2:])
     source = source.long()
-    moved = torch.where(inside[:, :, None], pixels.gather(1, source[:, :, None].expand_as(pixels)), 0)
-    moved = tables(pixels, luminance, asked).gather(1, moved.long())
-    moved = torch.where(inside[:, :, None], moved, 0)
-    of = asked.color[:, None, None]
-    other = torch.where(of, luminance[:, :, None].to(torch.int16), smooth(images).flatten(1, 2))
-    out = blend(other, moved.to(torch.int16), asked.blend[:, None, None]).view(count, height, width, channels)
+    moved = pixels.gather(2, source[:, None].expand_as(pixels))
+    moved = tables(pixels, luminance, asked).gather(2, moved.long())
+    moved = torch.where(inside[:, None], moved, 0)
+    other = torch.where(asked.color[:, None, None], luminance[:, None].to(torch.int16), smooth(images).flatten(2))
+    out = blend(other, moved.to(torch.int16), asked.blend[:, None, None]).view_as(images)
     return out, (inside & valid.gather(1, source)) | asked.opaque[:, None]
+
+
+def soften(images: Tensor, operation: Tensor, share: Tensor) -> Tensor:
+    """Blend uint8 images (N, C, H, W) whose operation is blur or smooth with their filtered form."""
+    softer = torch.where(chosen(operation, "blur")[:, None, None, None], blur(images), smooth(images))
+    share = torch.where(chosen(operation, "blur", "smooth"), share, 0).float()
+    return blend(images.to(torch.int16), softer, share[:, None, None, None])
+
+
+def hide(images: Tensor, center: Tensor, side: Tensor) -> Tensor:
+    """Make a square of uint8 images (N, C, H, W) gray (127): `side` (N,) wide, less one if odd, around a `center`
+    (N, 2) between 0 and 1."""
+    half = (side // 2)[:, None]
+    covered = []
+    for size, place in zip(images.shape[2:], center.to(exact(center.device)).unbind(1), strict=True):
+        distance = torch.arange(size, device=images.device) - (place[:, None] * size).long()
+        covered.append((distance >= -half) & (distance < half))
+    return images.masked_fill((covered[0][:, :, None] & covered[1][:, None, :])[:, None], 127)
+
+
+FILTERS = ("lanczos", "bicubic", "bilinear", "box", "hamming", "nearest")
+"""Pillow's ways to resize, by number."""
+
+
+def rescale(images: Tensor, operation: Tensor, margin: Tensor, way: Tensor) -> Tensor:
+    """Cut a `margin` (N,), a share of the size, off each side of uint8 images (N, C, H, W) whose operation is rescale,
+    and resize what is left by the filter with this number. Along each axis that is a product with a matrix of
+    Pillow's fixed point weights, whole numbers which float64 adds exactly.
+
+    One rounding is not Pillow's: `nearest` adds up positions in steps, and where one is exactly on the border between
+    two pixels its sum may fall short of it. That cannot happen if the size is a power of two."""
+    asked = chosen(operation, "rescale")
+    margin, way = torch.where(asked, margin, 0), torch.where(asked, way, FILTERS.index("nearest"))
+    across, down = (_resizing(size, margin, way) for size in (images.shape[3], images.shape[2]))
+    out = _rounded(images.to(across.dtype) @ across.mT[:, None])
+    return _rounded(down[:, None] @ out).to(torch.uint8)
+
+
+def _rounded(sums: Tensor) -> Tensor:
+    return ((sums + 2**21) / 2**22).floor().clamp(0, 255)
+
+
+def _resizing(size: int, margin: Tensor, way: Tensor) -> Tensor:
+    """The weights (N, size, size) of the pixels before for each pixel after, in 1/2^22."""
+    start, end = (margin * size).round()[:, None, None], (size * (1 - margin)).round()[:, None, None]
+    place = torch.arange(size, device=margin.device, dtype=margin.dtype)
+    before, after = place - start, place[:, None] + 0.5
+    scale = (end - start) / torch.full_like(start, size)
+    distance = before + 0.5 - (after * scale).clamp(max=2**20)  # clamped as blend's product is
+    far = distance.abs()
+    nearest = before == ((2 * place[:, None] + 1) * (end - start) / (2 * size) + 2**-20).floor()
+    near = torch.where(far < 1, (1.5 * far - 2.5) * far * far + 1, -0.5 * (((far - 5) * far + 8) * far - 4))
+    window = 0.5400000214576721 + 0.46000000834465027 * (math.pi * far).cos()  # Pillow has 0.54 and 0.46 in float32
+    weights = torch.sinc(distance) * torch.sinc(distance / 3) * ((distance >= -3) & (distance < 3))
+    for name, other in {
+        "bicubic": near * (far < 2),
+        "bilinear": (1 - far).clamp(min=0),
+        "box": ((distance > -0.5) & (distance <= 0.5)).to(far.dtype),
+        "hamming": torch.sinc(far) * window * (far < 1),
+        "nearest": nearest.to(far.dtype),
+    }.items():
+        weights = torch.where((way == FILTERS.index(name))[:, None, None], other, weights)
+    weights = weights * ((before >= 0) & (before < end - start))
+    weights = weights / weights.sum(2, keepdim=True) * 2**22
+    return torch.where(weights < 0, (weights - 0.5).ceil(), (weights + 0.5).floor())

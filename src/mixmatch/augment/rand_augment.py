@@ -13,10 +13,11 @@ from torch import Tensor
 from mixmatch.augment import operations
 from mixmatch.augment.base import to_unit_range
 from mixmatch.augment.crop_flip import CropFlip
-from mixmatch.augment.operations import OPERATIONS
 from mixmatch.draws import Draws
 
 Variant = Literal["fixmatch", "kekmodel", "torchssl"]
+
+OPERATIONS = operations.OPERATIONS[:14]
 
 LEVELS = range(1, 10)
 
@@ -61,36 +62,39 @@ class RandAugment:
         views, count = draws["offset"].shape[:2]
         own = {name: draw.flatten(0, 1) for name, draw in draws.items()}
         if self.variant == "torchssl":
-            images, _ = self._operate(inputs.expand(views, *inputs.shape).flatten(0, 1), own)
-            hidden, color = self._square(images, own), (125, 123, 114) if inputs.shape[3] == 3 else (123,)
-            channels = zip(images.unbind(-1), color, strict=True)
-            images = torch.stack([channel.masked_fill(hidden, value) for channel, value in channels], -1)
-            images = self.crop.crop(images, {name: own[name][None] for name in ("offset", "flip")})
-            return to_unit_range(images.view(views, count, *inputs.shape[1:]))
-        images, empty = self._operate(self.crop.crop(inputs, draws).flatten(0, 1), own)
+            images = inputs.movedim(3, 1).expand(views, -1, -1, -1, -1).flatten(0, 1)
+        else:
+            images = self.crop.crop(inputs, draws).flatten(0, 1).movedim(3, 1).contiguous()
+        images, empty = self._operate(images, own)
         hidden = self._square(images, own)
         if self.variant == "kekmodel":
-            images = images.masked_fill(hidden[..., None], 127)
-        images = to_unit_range(images.view(views, count, *inputs.shape[1:]))
+            images = images.masked_fill(hidden[:, None], 127)
+        elif self.variant == "torchssl":
+            channels = zip(images.unbind(1), (125, 123, 114) if images.shape[1] == 3 else (123,), strict=True)
+            images = torch.stack([channel.masked_fill(hidden, value) for channel, value in channels], 1)
+        images = images.movedim(1, 3).contiguous()
+        if self.variant == "torchssl":
+            images = self.crop.crop(images, {name: own[name][None] for name in ("offset", "flip")})
+        out = to_unit_range(images.view(views, count, *inputs.shape[1:]))
         if self.variant == "fixmatch":
-            images = images.masked_fill((hidden | empty).view(views, count, 1, *inputs.shape[1:3]), 0)
-        return images
+            out = out.masked_fill((hidden | empty).view(views, count, 1, *inputs.shape[1:3]), 0)
+        return out
 
     def _operate(self, images: Tensor, draws: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The operations of draws (N, ...) on uint8 images (N, H, W, C), and which pixels (N, H, W) are empty."""
-        height, width = images.shape[1:3]
+        """The operations of draws (N, ...) on uint8 images (N, C, H, W), and which pixels (N, H, W) are empty."""
+        height, width = images.shape[2:]
         operation = draws["operation"].long()
-        amount = self.amounts(draws, height, width).gather(-1, operation[..., None])[..., 0]
+        amount = operations.amount_of(operation, self.amounts(draws, height, width))
         if "applied" in draws:
             operation = operation * draws["applied"]
         asked = operations.plan(operation, amount, height, width)
-        valid = torch.ones_like(images[..., 0], dtype=torch.bool).flatten(1)
+        valid = torch.ones_like(images[:, 0], dtype=torch.bool).flatten(1)
         for slot in range(operation.shape[1]):
             images, valid = operations.apply(images, operations.Plan(*(part[:, slot] for part in asked)), valid)
-        return images, ~valid.view_as(images[..., 0])
+        return images, ~valid.view_as(images[:, 0])
 
-    def amounts(self, draws: Mapping[str, Tensor], height: int, width: int) -> Tensor:
-        """The amount that each operation would have at the drawn levels (..., slots): (..., slots, operations)."""
+    def amounts(self, draws: Mapping[str, Tensor], height: int, width: int) -> dict[str, Tensor]:
+        """The amount that each operation would have at the drawn levels."""
         drawn = draws["level"]
         level, size = drawn.to(operations.exact(drawn.device)), {"translate_x": width, "translate_y": height}
         if self.variant == "torchssl":
@@ -113,12 +117,11 @@ class RandAugment:
                 amounts["posterize"] = 4 + 4 * whole // 10
                 amounts |= {name: sign * _thirtieths(whole, pixels) for name, pixels in size.items()}
         amounts |= dict.fromkeys(("color", "contrast", "brightness", "sharpness"), enhance)
-        one = torch.ones_like(level)
-        return torch.stack([amounts.get(name, one).to(level.dtype) for name in OPERATIONS], -1)
+        return {name: amount.to(level.dtype) for name, amount in amounts.items()}
 
     def _square(self, images: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
         """Which pixels (N, H, W) the hidden square covers."""
-        height, width = images.shape[1:3]
+        height, width = images.shape[2:]
         side = min(16, min(height, width) // 2)
         rows, columns = (
             self._covered(draws, center, size, width, side)
