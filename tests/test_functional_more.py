@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy import special, stats
 
+from mixmatch import functional
 from mixmatch.functional import entropy, kl_divergence
 
 
@@ -70,3 +71,31 @@ def test_extreme_logits_stay_finite(dtype):
         value.backward()
     assert a.grad.isfinite().all()
     assert b.grad.isfinite().all()
+
+
+# ---------------------------------------------------------------- pseudo-labels
+
+
+def test_pseudo_labels_are_averaged_over_all_rows() -> None:
+    logits = torch.tensor([[0.6, 0.4], [0.2, 0.8], [0.5, 0.5]], dtype=torch.float64).log()
+    weight = torch.tensor([1.0, 0.5, 0.0]).double()
+    expected = -(math.log(0.6) + 0.5 * math.log(0.8)) / 3
+    hard = functional.pseudo_label_loss(logits, torch.tensor([0, 1, 0]), weight)
+    soft = functional.pseudo_label_loss(logits, torch.tensor([[1, 0], [0, 1], [1, 0]]).double(), weight)
+    assert hard.item() == pytest.approx(expected, rel=1e-12)
+    assert soft.item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_alignment_moves_predictions_towards_the_target() -> None:
+    q = torch.tensor([[0.6, 0.4], [0.9, 0.1]]).double()
+    target, predicted = torch.tensor([0.5, 0.5]).double(), torch.tensor([0.75, 0.25]).double()
+    # 0.6 * 2 / 3 = 0.4 and 0.4 * 2 = 0.8; 0.9 * 2 / 3 = 0.6 and 0.1 * 2 = 0.2
+    expected = torch.tensor([[1 / 3, 2 / 3], [0.75, 0.25]]).double()
+    torch.testing.assert_close(functional.align(q, target, predicted), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(functional.align(q, predicted, predicted), q)
+    never = functional.align(q, target, torch.tensor([1.0, 0.0]).double())
+    assert torch.isfinite(never).all()  # a class that is never predicted
+
+
+def test_a_moving_average() -> None:
+    assert functional.moving_average(torch.tensor(2.0), torch.tensor(4.0), 0.75).item() == 2.5

@@ -30,11 +30,14 @@ of a PATE student (Section 4.3), is as NAME but for what is said here."""
 PSEUDO_LABELS = ("uda", "fixmatch", "flexmatch", "freematch", "softmatch", "adamatch")
 """Methods with FixMatch's recipe."""
 
+SHORT: dict[str, Any] = {"ratio": 2, "passes": "fused", "prediction_decay": 0.99}
+"""For these methods in a run of few, cheap steps: averages over a thousand steps would come too late."""
+
 DATA_METHOD: dict[tuple[str, str], dict[str, Any]] = {
     ("digits", "mixmatch"): {"ramp": 333, "passes": "fused"},
     ("digits", "vat"): {"epsilon": 0.87},  # 6 on 32x32x3 is as much per pixel
     ("digits", "remixmatch"): {"K": 2, "ramp": 333, "passes": "fused"},
-    **{("digits", method): {"ratio": 2, "passes": "fused"} for method in PSEUDO_LABELS},
+    **{("digits", method): SHORT for method in PSEUDO_LABELS},
     #
     ("cifar10", "mixmatch"): {"alpha": 0.75, "lambda_u": 75.0},
     ("cifar10", "ict"): {"alpha": 0.75, "consistency_weight": 1000.0},
@@ -108,11 +111,11 @@ EMBEDDED: dict[str, Any] = {n: value for n, value in USER["features"].items() if
 USER_METHOD: dict[tuple[Kind, str], dict[str, Any]] = {
     ("images", "mixmatch"): {"lambda_u": 10.0, "passes": "fused", "ramp": PartOfSteps(3)},  # 100 collapses short runs
     ("images", "remixmatch"): {"K": 2, "passes": "fused", "ramp": PartOfSteps(3)},
-    **{("images", method): {"ratio": 2, "passes": "fused"} for method in PSEUDO_LABELS},
+    **{("images", method): SHORT for method in PSEUDO_LABELS},
     ("features", "supervised"): {"weight_decay": 2.0},  # at 5, weights vanish once the few labels are learned
     ("features", "mixmatch"): {"alpha": 0.2, "lambda_u": 10.0, "passes": "fused", "ramp": PartOfSteps(3)},
     ("features", "remixmatch"): {"K": 2, "lambda_r": 0.0, "passes": "fused", "ramp": PartOfSteps(3)},
-    **{("features", method): {"ratio": 2, "passes": "fused"} for method in PSEUDO_LABELS},
+    **{("features", method): SHORT for method in PSEUDO_LABELS},
 }
 """For user data and a method."""
 

@@ -116,15 +116,17 @@ def average(old: Any, new: Any, decay: float = 0.999) -> Any:
     return decay * old + (1 - decay) * new
 
 
-def aligned(align: str, q: list[list[float]], q_x: list[list[float]], memory: Memory) -> list[list[float]]:
+def aligned(
+    align: str, q: list[list[float]], q_x: list[list[float]], memory: Memory, decay: float = 0.999
+) -> list[list[float]]:
     if align == "none":
         return q
     first = "predicted" not in memory
-    memory["predicted"] = means(q) if first else average(memory["predicted"], means(q))
+    memory["predicted"] = means(q) if first else average(memory["predicted"], means(q), decay)
     if align == "labels":
         target = PRIOR
     elif align == "model":
-        memory["target"] = average(memory.get("target", [1 / L] * L), means(q_x))
+        memory["target"] = average(memory.get("target", [1 / L] * L), means(q_x), decay)
         target = memory["target"]
     elif align == "uniform":
         target = [1 / L] * L
@@ -142,6 +144,7 @@ class Rows:
         self.x, self.weak, self.strong, self.s = x, weak.detach(), strong, s
         self.labels = [int(row.argmax()) for row in y]
         self.q, self.q_x = softmax(weak), softmax(x)
+        self.decay = s.get("prediction_decay", 0.999)
 
     def labeled(self) -> Tensor:
         each = [cross_entropy(one_hot(c), z) for c, z in zip(self.labels, self.x, strict=True)]
@@ -158,14 +161,14 @@ Found = tuple[Tensor, Tensor, Tensor, float]
 
 
 def fixmatch(r: Rows, batch: Batch, memory: Memory, t: float, draws: Any) -> Found:
-    q = aligned(r.s.get("align", "none"), r.q, r.q_x, memory)
+    q = aligned(r.s.get("align", "none"), r.q, r.q_x, memory, r.decay)
     weights = [float(best(row)[0] >= r.s.get("threshold", 0.95)) for row in q]
     loss_x, loss_u = r.labeled(), r.unlabeled([one_hot(best(row)[1]) for row in q], weights)
     return loss_x + r.s.get("lambda_u", 1.0) * loss_u, loss_x, loss_u, sum(weights) / len(weights)
 
 
 def uda(r: Rows, batch: Batch, memory: Memory, t: float, draws: Any) -> Found:
-    q = aligned(r.s.get("align", "none"), r.q, r.q_x, memory)
+    q = aligned(r.s.get("align", "none"), r.q, r.q_x, memory, r.decay)
     T = r.s.get("T", 0.4)
     sharp = [[p ** (1 / T) / sum(o ** (1 / T) for o in row) for p in row] for row in q]
     weights = [float(best(row)[0] > r.s.get("threshold", 0.8)) for row in q]
@@ -184,7 +187,7 @@ def uda(r: Rows, batch: Batch, memory: Memory, t: float, draws: Any) -> Found:
 
 
 def flexmatch(r: Rows, batch: Batch, memory: Memory, t: float, draws: Any) -> Found:
-    q = aligned(r.s.get("align", "none"), r.q, r.q_x, memory)
+    q = aligned(r.s.get("align", "none"), r.q, r.q_x, memory, r.decay)
     tau = r.s.get("threshold", 0.95)
     table, beta = memory.setdefault("labels", [-1] * UNLABELED), memory.setdefault("learned", [0.0] * L)
     shape = {"convex": lambda b: b / (2 - b), "linear": lambda b: b, "concave": lambda b: math.log(b + 1) / math.log(2)}
@@ -206,9 +209,9 @@ def freematch(r: Rows, batch: Batch, memory: Memory, t: float, draws: Any) -> Fo
     uniform = [1 / L] * L
     top = [best(row) for row in r.q]
     histogram = [sum(c == k for _, k in top) / len(top) for c in range(L)]
-    tau = memory["confidence"] = average(memory.get("confidence", 1 / L), sum(v for v, _ in top) / len(top))
-    p = memory["predicted"] = average(memory.get("predicted", uniform), means(r.q))
-    h = memory["histogram"] = average(memory.get("histogram", uniform), histogram)
+    tau = memory["confidence"] = average(memory.get("confidence", 1 / L), sum(v for v, _ in top) / len(top), r.decay)
+    p = memory["predicted"] = average(memory.get("predicted", uniform), means(r.q), r.decay)
+    h = memory["histogram"] = average(memory.get("histogram", uniform), histogram, r.decay)
     low, high = r.s.get("least_threshold", 0.0), r.s.get("most_threshold", 1.0)
     weights = [float(v >= min(max(tau * p[c] / max(p), low), high)) for v, c in top]
     loss_x, loss_u = r.labeled(), r.unlabeled([one_hot(c) for _, c in top], weights)
@@ -231,9 +234,9 @@ def freematch(r: Rows, batch: Batch, memory: Memory, t: float, draws: Any) -> Fo
 
 def softmatch(r: Rows, batch: Batch, memory: Memory, t: float, draws: Any) -> Found:
     top = np.array([best(row)[0] for row in r.q])
-    mean = memory["mean"] = average(memory.get("mean", 1 / L), top.mean())
-    variance = memory["variance"] = average(memory.get("variance", 1.0), top.var(ddof=1))
-    q = aligned(r.s.get("align", "uniform"), r.q, r.q_x, memory)
+    mean = memory["mean"] = average(memory.get("mean", 1 / L), top.mean(), r.decay)
+    variance = memory["variance"] = average(memory.get("variance", 1.0), top.var(ddof=1), r.decay)
+    q = aligned(r.s.get("align", "uniform"), r.q, r.q_x, memory, r.decay)
     n = r.s.get("n_sigma", 2.0)
     weights = [math.exp(-(min(best(row)[0] - mean, 0) ** 2) / (2 * variance / n**2)) for row in q]
     loss_x, loss_u = r.labeled(), r.unlabeled([one_hot(best(row)[1]) for row in r.q], weights)
@@ -242,7 +245,7 @@ def softmatch(r: Rows, batch: Batch, memory: Memory, t: float, draws: Any) -> Fo
 
 def adamatch(r: Rows, batch: Batch, memory: Memory, t: float, draws: Any) -> Found:
     weak_x = r.q_x[:B]
-    q = aligned(r.s.get("align", "model"), r.q, weak_x, memory)
+    q = aligned(r.s.get("align", "model"), r.q, weak_x, memory, r.decay)
     limit = r.s.get("threshold", 0.95) * sum(best(row)[0] for row in weak_x) / B
     weights = [float(best(row)[0] >= limit) for row in q]
     loss_x, loss_u = r.labeled(), r.unlabeled([one_hot(best(row)[1]) for row in q], weights)
@@ -305,6 +308,9 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("adamatch", {}, "some"),
     ("adamatch", {"align": "labels", "ramp_up": True}, "some"),
     ("adamatch", {"strong_labeled": True}, "some"),
+    ("freematch", {"prediction_decay": 0.3, "fairness": 0.5}, "some"),
+    ("softmatch", {"prediction_decay": 0.3, "align": "model"}, "some"),
+    ("fixmatch", {"threshold": 0.7, "prediction_decay": 0.3, "align": "model"}, "some"),
     *((name, {"balance": "abc", "threshold": 0.8}, "some") for name in SIX if name not in ("freematch", "softmatch")),
     *((name, {"balance": "abc"}, "some") for name in ("freematch", "softmatch")),
 ]

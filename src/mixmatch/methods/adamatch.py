@@ -27,6 +27,7 @@ class AdaMatch(Method):
     lambda_u: float = setting(1.0, "Weight of the unlabeled loss.", least=0)
     ratio: int = setting(7, shared.RATIO, least=1)
     align: str = setting("model", shared.ALIGN, metavar=shared.ALIGN_CHOICES)
+    prediction_decay: float = setting(0.999, shared.DECAY, within=(0, 1))
     interpolate: bool = setting(
         False, "Random logit interpolation: between labeled images alone in a batch and among the unlabeled ones."
     )
@@ -62,10 +63,10 @@ class AdaMatch(Method):
             x, y = torch.cat([x, batch.x_strong]), torch.cat([y, y])
         z, balanced = shared.predict(model, x, batch.u, self.passes, self.balance)
         if self.interpolate:
-            alone = model(x, head="plain") if self.heads else model(x)
+            alone = model(x, with_heads=tuple(self.heads))[:, -y.shape[1] :]  # of the plain head, if there is one
             z = z._replace(x=torch.lerp(z.x, alone, draws["towards"].unsqueeze(1).to(alone.dtype)))
         weak_x = z.x[: len(batch.x)].detach()
-        q, changed = shared.aligned(self.align, z.weak.softmax(dim=-1), weak_x, progress, state)
+        q, changed = shared.aligned(self.align, z.weak.softmax(dim=-1), weak_x, progress, state, self.prediction_decay)
         confidence, label = q.max(dim=-1)
         mask = (confidence >= self.threshold * weak_x.softmax(dim=-1).amax(dim=-1).mean()).to(q.dtype)
         loss_x = functional.labeled_loss(z.x, y)

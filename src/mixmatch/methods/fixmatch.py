@@ -23,6 +23,7 @@ class FixMatch(Method):
     lambda_u: float = setting(1.0, "Weight of the unlabeled loss.", least=0)
     ratio: int = setting(7, shared.RATIO, least=1)
     align: str = setting("none", shared.ALIGN, metavar=shared.ALIGN_CHOICES)
+    prediction_decay: float = setting(0.999, shared.DECAY, within=(0, 1))
     balance: shared.Balance = setting("none", shared.BALANCE, of_steps=shared.is_balanced)
     passes: shared.Passes = setting("official", shared.PASSES)
 
@@ -44,7 +45,7 @@ class FixMatch(Method):
 
     def loss(self, model: Predictor, batch: Batch, draws: Tensors, progress: Progress, state: Tensors) -> Step:
         z, balanced = shared.predict(model, batch.x, batch.u, self.passes, self.balance)
-        q, changed = shared.aligned(self.align, z.weak.softmax(dim=-1), z.x, progress, state)
+        q, changed = shared.aligned(self.align, z.weak.softmax(dim=-1), z.x, progress, state, self.prediction_decay)
         confidence, label = q.max(dim=-1)
         mask = (confidence >= self.threshold).to(q.dtype)
         loss_x = functional.labeled_loss(z.x, batch.y)

@@ -26,6 +26,7 @@ class FreeMatch(Method):
     least_threshold: float = setting(0.0, "No class has a threshold below this.", within=(0, 1))
     most_threshold: float = setting(1.0, "No class has a threshold above this.", within=(0, 1))
     ratio: int = setting(7, shared.RATIO, least=1)
+    prediction_decay: float = setting(0.999, shared.DECAY, within=(0, 1))
     balance: shared.Balance = setting("none", shared.BALANCE, of_steps=shared.is_balanced)
     passes: shared.Passes = setting("official", shared.PASSES)
 
@@ -48,11 +49,12 @@ class FreeMatch(Method):
         z, balanced = shared.predict(model, batch.x, batch.u, self.passes, self.balance)
         q = z.weak.softmax(dim=-1)
         confidence, label = q.max(dim=-1)
-        averages = {
-            "confidence": functional.moving_average(state["confidence"], confidence.mean()),
-            "predicted": functional.moving_average(state["predicted"], q.mean(dim=0)),
-            "histogram": functional.moving_average(state["histogram"], _one_hot(label, q).mean(dim=0)),
+        new = {
+            "confidence": confidence.mean(),
+            "predicted": q.mean(dim=0),
+            "histogram": _one_hot(label, q).mean(dim=0),
         }
+        averages = {n: functional.moving_average(state[n], value, self.prediction_decay) for n, value in new.items()}
         predicted = averages["predicted"]
         threshold = averages["confidence"] * predicted / predicted.amax()
         threshold = threshold.clamp(self.least_threshold, self.most_threshold)

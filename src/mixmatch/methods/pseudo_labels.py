@@ -29,7 +29,6 @@ RECIPE: Mapping[str, Any] = {
 Passes = Literal["official", "fused"]
 Balance = Literal["none", "abc"]
 
-
 RATIO = "Unlabeled images per labeled one (mu)."
 PASSES = (
     "`official` sends all images through the network as one batch with one batch norm; `fused` runs one pass over the "
@@ -74,12 +73,12 @@ def predict(
 
 # ---------------------------------------------------------------- distribution alignment
 
-
 ALIGN = (
     "Class frequencies that predictions are scaled towards: `none`; `labels`, those of the labels; `uniform`; `model`, "
     "the average prediction for labeled images; or the frequencies themselves, by class, as in 0.5,0.3,0.2."
 )
-ALIGN_CHOICES = "none|labels|uniform|model|P1,P2,..."
+DECAY = "Decay of the moving averages over predictions; less for a run of few steps."
+ALIGN_CHOICES = "NAME|P1,P2,..."
 
 
 def frequencies(align: str, *, model: bool = True) -> list[float]:
@@ -118,23 +117,25 @@ def alignment(align: str, data: DataInfo) -> dict[str, Tensor]:
 
 
 def aligned(
-    align: str, q: Tensor, logits_x: Tensor, progress: Progress, state: Tensors
+    align: str, q: Tensor, logits_x: Tensor, progress: Progress, state: Tensors, decay: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The predictions `q` for weak views, aligned, and the state that changed. The averages take in this step first;
     that of `q` begins with the first batch's mean."""
     if align == "none":
         return q, {}
     mean = q.mean(dim=0)
-    average = functional.moving_average(state["predicted"], mean)
+    average = functional.moving_average(state["predicted"], mean, decay)
     changed = {"predicted": torch.where(progress.step == 0, mean, average)}
     if align == "model":
-        changed["target"] = functional.moving_average(state["target"], logits_x.detach().softmax(dim=-1).mean(dim=0))
+        mean_x = logits_x.detach().softmax(dim=-1).mean(dim=0)
+        changed["target"] = functional.moving_average(state["target"], mean_x, decay)
     return functional.align(q, {**state, **changed}["target"], changed["predicted"]), changed
 
 
 # ---------------------------------------------------------------- the balanced classifier
 
 CONFIDENT = 0.95
+"""Predictions of the balanced classifier at least this confident become labels."""
 
 
 BALANCE = (
@@ -175,8 +176,8 @@ def balanced_loss(z: Logits | None, y: Tensor, draws: Tensors, progress: Progres
     if z is None:
         return 0.0
     share = state["share"]
-    counts = (draws["keep_x"] < y @ share).to(y.dtype)
-    loss_x = functional.pseudo_label_loss(z.x[: len(y)], y, counts)
+    kept_x = draws["keep_x"] < (y * share).sum(dim=-1)
+    loss_x = functional.pseudo_label_loss(z.x[: len(y)], y, kept_x.to(y.dtype))
     confidence, label = z.weak.softmax(dim=-1).max(dim=-1)
-    kept = draws["keep_u"] < 1 - progress.ramp(1.0) * (1 - share[label])
-    return loss_x + functional.pseudo_label_loss(z.strong, label, ((confidence >= CONFIDENT) & kept).to(y.dtype))
+    kept_u = (confidence >= CONFIDENT) & (draws["keep_u"] < 1 - progress.ramp(1.0) * (1 - share[label]))
+    return loss_x + functional.pseudo_label_loss(z.strong, label, kept_u.to(y.dtype))

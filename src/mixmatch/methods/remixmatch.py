@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mixmatch import functional
@@ -48,7 +49,7 @@ class ReMixMatch(Method):
         "labels",
         "Class frequencies that guesses are scaled towards: `none`; `labels`, those of the labels; `uniform`; or the "
         "frequencies themselves, by class, as in 0.5,0.3,0.2.",
-        metavar="none|labels|uniform|P1,P2,...",
+        metavar=shared.ALIGN_CHOICES,
     )
     strong_labeled: bool = setting(True, "Augment labeled images strongly, too.")
     passes: shared.Passes = setting(
@@ -104,7 +105,7 @@ class ReMixMatch(Method):
         loss = loss_x + risen * (self.lambda_u * loss_u + self.lambda_u1 * loss_u1)
         metrics = {"loss_x": loss_x, "loss_u": loss_u, "loss_u1": loss_u1}
         if rotated:
-            metrics["loss_r"] = torch.nn.functional.cross_entropy(rotated[0], turns)
+            metrics["loss_r"] = F.cross_entropy(rotated[0], turns)
             # Rows of numbers cannot be turned.
             loss = loss + (self.lambda_r if strong.dim() == 4 else 0.0) * metrics["loss_r"]
         return Step(loss, {"loss": loss, **metrics, "confidence": q.amax(dim=-1).mean()}, changed)
@@ -115,29 +116,22 @@ class ReMixMatch(Method):
         """Logits of the weak views, without gradient; of the mixed batches; of the strong views, and for these turned
         the outputs of the head for rotations. As in the authors' code the last mixed batch updates the running
         statistics."""
-        heads = tuple(self.heads)
-        if self.passes == "official":
-            first, *others = functional.interleave(mixed)[::-1]
-            (guess,), outputs = targets_and_logits(model, [weak], [first, *others, *unmixed], with_heads=heads)
-            count = len(mixed)
-            logits = functional.interleave([each[:, :classes] for each in outputs[:count]][::-1])
-            rest = outputs[count:]
-        else:
-            (guess,), (output,) = targets_and_logits(model, [weak], [torch.cat([*mixed, *unmixed])], with_heads=heads)
-            outputs = list(torch.split(output, len(weak)))
-            logits, rest = [each[:, :classes] for each in outputs[: len(mixed)]], outputs[len(mixed) :]
-        strong, *turned = rest
+        official, count = self.passes == "official", len(mixed)
+        learned = [*(functional.interleave(mixed)[::-1] if official else mixed), *unmixed]
+        learned = learned if official else [torch.cat(learned)]
+        (guess,), outputs = targets_and_logits(model, [weak], learned, with_heads=tuple(self.heads))
+        outputs = list(torch.split(torch.cat(outputs), len(weak)))
+        logits, (strong, *turned) = [each[:, :classes] for each in outputs[:count]], outputs[count:]
+        logits = functional.interleave(logits[::-1]) if official else logits
         return guess[:, :classes], logits, [strong[:, :classes], *(each[:, classes:] for each in turned)]
 
 
 def rotations(images: Tensor) -> tuple[Tensor, Tensor]:
     """The images (N, C, H, W), a quarter of them as they are, the others turned by 180, 90 and 270 degrees, and by how
-    many quarter turns. Those that are not square are turned by 180 degrees or not at all."""
-    turns = torch.zeros(len(images), dtype=torch.int64, device=images.device)
+    many quarter turns. Those that are not square are turned by 180 degrees or not, rows of numbers never."""
     if images.dim() != 4:
-        return images, turns
+        return images, torch.zeros(len(images), dtype=torch.int64, device=images.device)
     choices = (0, 2, 1, 3) if images.shape[2] == images.shape[3] else (0, 2)
-    parts = images.tensor_split(len(choices))
-    turned = [torch.rot90(part, turn, (2, 3)) for part, turn in zip(parts, choices, strict=True)]
-    turns = torch.cat([torch.full_like(turns[: len(part)], turn) for part, turn in zip(parts, choices, strict=True)])
-    return torch.cat(turned), turns
+    parts = list(zip(images.tensor_split(len(choices)), choices, strict=True))
+    turns = [torch.full((len(part),), turn, device=images.device) for part, turn in parts]
+    return torch.cat([torch.rot90(part, turn, (2, 3)) for part, turn in parts]), torch.cat(turns)

@@ -33,6 +33,7 @@ class UDA(Method):
         of_steps=lambda tsa: tsa != "none",
     )
     align: str = setting("none", shared.ALIGN, metavar=shared.ALIGN_CHOICES)
+    prediction_decay: float = setting(0.999, shared.DECAY, within=(0, 1))
     balance: shared.Balance = setting("none", shared.BALANCE, of_steps=shared.is_balanced)
     passes: shared.Passes = setting("official", shared.PASSES)
 
@@ -54,7 +55,7 @@ class UDA(Method):
 
     def loss(self, model: Predictor, batch: Batch, draws: Tensors, progress: Progress, state: Tensors) -> Step:
         z, balanced = shared.predict(model, batch.x, batch.u, self.passes, self.balance)
-        q, changed = shared.aligned(self.align, z.weak.softmax(dim=-1), z.x, progress, state)
+        q, changed = shared.aligned(self.align, z.weak.softmax(dim=-1), z.x, progress, state, self.prediction_decay)
         confidence = q.amax(dim=-1)
         mask = (confidence > self.threshold).to(q.dtype)
         loss_x = self.labeled_loss(z.x, batch.y, progress)
