@@ -92,3 +92,52 @@ def test_share_interval_is_wilsons() -> None:
     assert measure.share_interval(19, 500) == pytest.approx((2.4460, 5.8585), abs=1e-4)
     assert measure.share_interval(0, 10)[0] == pytest.approx(0, abs=1e-9)
     assert measure.share_interval(0, 10)[1] == pytest.approx(27.75, abs=0.01)
+
+
+def blob(center: tuple[float, ...], rows: int, seed: int) -> np.ndarray:
+    return measure.unit(np.random.default_rng(seed).normal(center, 0.1, (rows, 3)).astype(np.float32))
+
+
+A, B, JUNK = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)
+
+
+def test_what_is_near_unlabeled_rows_and_far_from_labels_may_be_of_no_class() -> None:
+    labeled = np.concatenate([blob(A, 15, 1), blob(B, 15, 2)])
+    held_out = np.concatenate([blob(A, 40, 3), blob(B, 40, 4)])
+    unlabeled = np.concatenate([blob(A, 100, 5), blob(B, 100, 6), blob(JUNK, 50, 7)])
+    scores, known = measure.unlike_labeled(unlabeled, labeled, held_out)
+    assert scores.shape == (250,)
+    assert known.shape == (30 + 80,)
+
+    def exact(row: np.ndarray, others: np.ndarray, k: int) -> float:
+        return float(np.sort(np.linalg.norm(others - row, axis=1))[k - 1])
+
+    share = round(3 * 250 / 30)
+    assert scores[7] == pytest.approx(
+        exact(unlabeled[7], labeled, 3) - exact(unlabeled[7], np.delete(unlabeled, 7, 0), share), abs=1e-3
+    )
+    assert known[7] == pytest.approx(
+        exact(labeled[7], np.delete(labeled, 7, 0), 3) - exact(labeled[7], unlabeled, share), abs=1e-3
+    )
+    assert known[37] == pytest.approx(exact(held_out[7], labeled, 3) - exact(held_out[7], unlabeled, share), abs=1e-3)
+    found = measure.of_no_class(scores, known)
+    assert set(range(200, 250)) <= set(found.tolist())
+    assert set(found[:50].tolist()) == set(range(200, 250))  # before any that are of a class
+    assert len(found) < 75
+
+
+def test_where_all_are_of_a_class_none_is_listed() -> None:
+    labeled = np.concatenate([blob(A, 15, 1), blob(B, 15, 2)])
+    unlabeled = np.concatenate([blob(A, 100, 5), blob(B, 100, 6)])
+    scores, known = measure.unlike_labeled(unlabeled, labeled, np.empty((0, 3)))
+    assert known.shape == (30,)
+    assert len(measure.of_no_class(scores, known)) == 0
+
+
+def test_it_takes_clearly_more_than_one_in_twenty() -> None:
+    known = np.linspace(0, 1, 101)
+    for beyond, listed in ((20, 0), (200, 200)):
+        scores = np.concatenate([np.full(1000 - beyond, 0.5), np.linspace(2, 3, beyond)])
+        found = measure.of_no_class(scores, known)
+        assert len(found) == listed
+    assert found[0] == 999  # the likeliest

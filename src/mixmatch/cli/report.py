@@ -53,6 +53,7 @@ def _summary(found: Report, page: Path, to_label: Path | None) -> dict[str, Any]
         "run": str(found.run),
         "report": str(page),
         "label_next": None if to_label is None else str(to_label),
+        "no_class": None if (none := found.unlabeled.no_class) is None else len(none.listed),
         "verdict": found.verdict.text,
         "verdict_details": found.verdict.to_dict(),
         "error": None if evaluated is None else evaluated.error,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mixmatch.classifier import Classifier, load_run
+from mixmatch.data.embedding import embed
 from mixmatch.data.opened import Data
 from mixmatch.data.source import UNKNOWN, Rows
 from mixmatch.data.split import Split
@@ -21,12 +22,14 @@ from mixmatch.data.user.rows import UserData
 from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
 from mixmatch.methods import METHODS
+from mixmatch.networks.frozen import BASIC
 from mixmatch.networks.heads import offers_features
 from mixmatch.report import measure
 from mixmatch.report.measure import Calibration, ClassScore, Floats, Ints
 from mixmatch.report.verdict import Findings, Verdict, favorite, guessing, next_steps
 from mixmatch.text import html_table
 from mixmatch.training.cross_validate import OutOfFold, load_cross_validation
+from mixmatch.training.device import pick_device
 from mixmatch.training.evaluate import predict_logits
 from mixmatch.training.gain import Gain, compare_errors, measure_gain
 from mixmatch.training.run import Record, RunFolder
@@ -43,6 +46,15 @@ CANDIDATES = 4
 
 SAMPLE = 20_000
 """Unlabeled images that are predicted; of more, a random part."""
+
+NO_CLASS_SAMPLE = 4000
+"""Unlabeled images among which those of no class are looked for: all are compared with all."""
+
+HELD = 1000
+"""Test images that they are compared with, at most."""
+
+LEAST_COMPARED = 20
+"""Labeled and unlabeled images below which that says nothing."""
 
 PIECE = 1024
 """Images read from a file at once."""
@@ -80,6 +92,16 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
+class NoClass:
+    """Unlabeled images that may show none of the classes."""
+
+    sample: int
+    """How many were looked at."""
+    listed: list[Shown]
+    """Likeliest first; none where the score cannot tell."""
+
+
+@dataclass(frozen=True)
 class Unlabeled:
     """The model on the unlabeled images."""
 
@@ -92,6 +114,9 @@ class Unlabeled:
     """For labeling, best first."""
     said: Ints
     """How often each class is predicted."""
+    no_class: NoClass | None = None
+    """Those that may show none of the classes; None of published data, where all do, and where there are too few
+    rows to tell."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -157,6 +182,8 @@ def gather(
     train = _Part.of_training(data, Path(config["settings"]["data"]))
     labels = np.bincount(source.train.labels[split.labeled], minlength=len(source.classes))
     unlabeled = _unlabeled(model, train, split, config["settings"]["seed"])
+    if data.user is not None:
+        unlabeled = replace(unlabeled, no_class=_no_class(model, train, data, config["settings"]["seed"], device))
     suspects = _suspects(train, folds, source.classes) if folds is not None and _knows(folds, source.classes) else None
     method = record["method"]
     said = [(unlabeled.said, labels)]
@@ -174,6 +201,7 @@ def gather(
         scores=() if evaluated is None else evaluated.scores,
         suspects=[each.name for each in suspects or ()],
         suggestions=len(unlabeled.suggestions),
+        no_class=0 if unlabeled.no_class is None else len(unlabeled.no_class.listed),
         features=config["settings"].get("features", "none") if source.noun == "image" else None,
         steps=record["steps"],
         lambda_u=record["settings"].get("method_settings", {}).get("lambda_u"),
@@ -292,7 +320,7 @@ def _suspects(train: _Part, folds: OutOfFold, classes: tuple[str, ...]) -> list[
 
 
 def _unlabeled(model: Classifier, train: _Part, split: Split, seed: int) -> Unlabeled:
-    rows = split.unlabeled
+    rows = everything = _without_label(split)
     if len(rows) > SAMPLE:
         rows = np.sort(generator(seed, "report", 0).permutation(rows)[:SAMPLE])
     if len(rows) == 0:
@@ -319,7 +347,38 @@ def _unlabeled(model: Classifier, train: _Part, split: Split, seed: int) -> Unla
     ]
     said = np.bincount(predicted, minlength=len(model.classes))
     share = 100 * float(right.mean()) if known.any() else None
-    return Unlabeled(len(split.unlabeled), len(rows), share, suggestions, said)
+    return Unlabeled(len(everything), len(rows), share, suggestions, said)
+
+
+def _without_label(split: Split) -> Ints:
+    """The unlabeled rows; a method may use the labeled ones as such, too."""
+    return split.unlabeled[~np.isin(split.unlabeled, split.labeled)]
+
+
+def _no_class(model: Classifier, train: _Part, data: Data, seed: int, device: str) -> NoClass | None:
+    split, source = data.split, data.source
+    rows = generator(seed, "no class", 0).permutation(_without_label(split))[:NO_CLASS_SAMPLE]
+    if min(len(rows), len(split.labeled)) < LEAST_COMPARED:
+        return None
+    # Not the network's own features: it has learned to take each image for one of the classes.
+    some = replace(
+        source,
+        train=source.train.take(np.concatenate([rows, split.labeled])),
+        test=source.test.take(_known(data)[:HELD]),
+    )
+    if some.train.is_images:
+        some = embed(some, BASIC, views=1, device=pick_device(device))
+    unlabeled, labeled = np.split(measure.unit(some.train.inputs), [len(rows)])
+    scores, known = measure.unlike_labeled(unlabeled, labeled, measure.unit(some.test.inputs))
+    found = measure.of_no_class(scores, known)
+    probabilities = predict_rows(model, train.rows.inputs, rows[found])
+    listed = [
+        train.shown(
+            int(rows[i]), model.classes[p.argmax()], p.max(), picture=place < SHOWN, score=float(scores[i])
+        )
+        for place, (i, p) in enumerate(zip(found, probabilities, strict=True))
+    ]  # fmt: skip
+    return NoClass(len(rows), listed)
 
 
 def predict_rows(model: Classifier, inputs: np.ndarray, rows: Ints) -> Floats:
@@ -350,7 +409,4 @@ def penultimate(model: Classifier, inputs: np.ndarray, rows: Ints) -> Floats | N
             hook.remove()
     if any(piece.ndim != 2 for piece in seen) or sum(map(len, seen)) != len(rows):
         return None
-    features = torch.cat(seen).double().numpy()
-    length = np.linalg.norm(features, axis=1, keepdims=True)
-    scaled: Floats = features / np.maximum(length, 1e-12)
-    return scaled
+    return measure.unit(torch.cat(seen).numpy())

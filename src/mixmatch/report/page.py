@@ -14,7 +14,7 @@ from PIL import Image
 
 from mixmatch.data.user.images import visible
 from mixmatch.report import measure, svg
-from mixmatch.report.gather import SHOWN, THUMBNAIL, Evaluated, Report, Shown, Unlabeled
+from mixmatch.report.gather import SHOWN, THUMBNAIL, Evaluated, NoClass, Report, Shown, Unlabeled
 from mixmatch.report.svg import Series
 from mixmatch.text import count, duration
 from mixmatch.training.evaluate import REPORTED
@@ -54,6 +54,7 @@ def render(report: Report) -> str:
         _mistakes(report, evaluated) if evaluated and not report.verdict.cross_validated else "",
         _suspects(report, report.suspects) if report.suspects is not None else "",
         _suggestions(report, report.unlabeled),
+        _no_class(report, report.unlabeled.no_class) if report.unlabeled.no_class is not None else "",
         _settings(report),
     ]
     return (
@@ -294,6 +295,25 @@ def _suggestions(report: Report, unlabeled: Unlabeled) -> str:
     texts = (
         f"<b>{escape(s.predicted)}?</b> {_sure(s.probability)}<br>uncertainty {100 * (s.score or 0):.0f}" for s in shown
     )
+    return _section(title, _thumbnails(report, shown, texts), note=note, wide=True)
+
+
+def _no_class(report: Report, found: NoClass) -> str:
+    title, of = "May show none of your classes", f"{found.sample:,} unlabeled {report.noun}s"
+    if not found.listed:
+        none = (
+            f"It cannot be told: {of} are about as near to the labeled ones as {report.noun}s of your classes are. "
+            "There may still be some of no class."
+        )
+        return _section(title, "", note=none, wide=True)
+    shown = found.listed[:SHOWN]
+    note = (
+        f"A guess: {len(found.listed):,} of {of} are like other unlabeled ones but unlike everything labeled, more so "
+        f"than 95 % of the {report.noun}s of your classes. Some will be of a class after all. Likeliest first: remove "
+        "what is of no class, and label some of the others. "
+    )
+    note += f"These are the first {len(shown)}; no-class.csv lists all." if len(shown) < len(found.listed) else ""
+    texts = (f"taken for <b>{escape(s.predicted)}</b> {_sure(s.probability)}" for s in shown)
     return _section(title, _thumbnails(report, shown, texts), note=note, wide=True)
 
 

@@ -195,6 +195,8 @@ class Findings:
     """Names of rows whose label may be wrong."""
     suggestions: int = 0
     """Unlabeled rows worth labeling."""
+    no_class: int = 0
+    """Unlabeled rows that may be of no class."""
     features: str | None = None
     """What of images it learns from: none (their pixels), basic, or timm:NAME. None if its rows are no images."""
     steps: int = 0
@@ -221,6 +223,9 @@ def _steps(verdict: Verdict, found: Findings) -> Iterator[str]:
     if found.suspects:
         many = f"the {count(len(found.suspects), 'label')} that may be wrong, beginning with {found.suspects[0]}"
         yield f"Look at {many}."
+    if found.no_class:
+        unlabeled = count(found.no_class, f"unlabeled {noun}")
+        yield f"Look at the {unlabeled} in no-class.csv, which may show none of your classes."
     if weak := _weakest(found):
         listing = f"; label-next.csv lists the {noun}s that help most" if found.suggestions else ""
         yield f"Label more of {weak}{listing}."

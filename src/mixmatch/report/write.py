@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from torch import nn
 
 from mixmatch.data.opened import Data
 from mixmatch.errors import MixMatchError
-from mixmatch.report.gather import Report, gather
+from mixmatch.report.gather import Report, Shown, gather
 from mixmatch.report.page import render
 from mixmatch.storage import replace_durably
 from mixmatch.training.gain import Gain
@@ -54,15 +55,24 @@ def write_report(
     _write(page, render(report).encode("utf-8", "replace"))
     if to_label is not None:
         _write(to_label, label_next(report).encode("utf-8", "surrogateescape"))  # file names as the system has them
+    none = report.unlabeled.no_class
+    if none is not None and none.listed:
+        _write(run / "no-class.csv", _csv(report, none.listed).encode("utf-8", "surrogateescape"))
+    else:
+        (run / "no-class.csv").unlink(missing_ok=True)  # of an earlier report
     return Written(report, page, to_label)
 
 
 def label_next(report: Report) -> str:
     """The suggestions as CSV: file (or row of a published data set), uncertainty, predicted class, its probability."""
+    return _csv(report, report.unlabeled.suggestions)
+
+
+def _csv(report: Report, rows: Sequence[Shown]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["file" if report.user_data else "row", "score", "predicted", "probability"])
-    for image in report.unlabeled.suggestions:
+    for image in rows:
         writer.writerow([image.name, f"{image.score:.6g}", image.predicted, f"{image.probability:.6g}"])
     return out.getvalue()
 
