@@ -238,43 +238,43 @@ FILTERS = ("lanczos", "bicubic", "bilinear", "box", "hamming", "nearest")
 
 
 def rescale(images: Tensor, operation: Tensor, margin: Tensor, way: Tensor) -> Tensor:
-    """Cut a `margin` (N,), a share of the size, off each side of uint8 images (N, C, H, W) whose operation is rescale,
-    and resize what is left by the filter with this number. Along each axis that is a product with a matrix of
+    """Cut a `margin` (N,), a share of the size up to 1/4, off each side of uint8 images (N, C, H, W) whose operation is
+    rescale, and resize what is left by the filter with this number. Along each axis that is a product with a matrix of
     Pillow's fixed point weights, whole numbers which float64 adds exactly.
 
     One rounding is not Pillow's: `nearest` adds up positions in steps, and where one is exactly on the border between
     two pixels its sum may fall short of it. That cannot happen if the size is a power of two."""
     asked = chosen(operation, "rescale")
     margin, way = torch.where(asked, margin, 0), torch.where(asked, way, FILTERS.index("nearest"))
-    across, down = (_resizing(size, margin, way) for size in (images.shape[3], images.shape[2]))
-    out = _rounded(images.to(across.dtype) @ across.mT[:, None])
-    return _rounded(down[:, None] @ out).to(torch.uint8)
+    height, width = images.shape[2:]
+    matrices = {size: _resizing(size, margin) for size in {height, width}}
+    across, down = (matrices[size][way, (margin * size).round().long()] for size in (width, height))
+    out = _rounded(torch.einsum("nchw,nxw->nchx", images.to(margin.dtype), across))
+    return _rounded(torch.einsum("nchw,nyh->ncyw", out, down)).to(torch.uint8)
 
 
 def _rounded(sums: Tensor) -> Tensor:
     return ((sums + 2**21) / 2**22).floor().clamp(0, 255)
 
 
-def _resizing(size: int, margin: Tensor, way: Tensor) -> Tensor:
-    """The weights (N, size, size) of the pixels before for each pixel after, in 1/2^22."""
-    start, end = (margin * size).round()[:, None, None], (size * (1 - margin)).round()[:, None, None]
-    place = torch.arange(size, device=margin.device, dtype=margin.dtype)
-    before, after = place - start, place[:, None] + 0.5
-    scale = (end - start) / torch.full_like(start, size)
-    distance = before + 0.5 - (after * scale).clamp(max=2**20)  # clamped as blend's product is
+def _resizing(size: int, like: Tensor) -> Tensor:
+    """The weights of the pixels before for each pixel after, in 1/2^22: (filters, margins from 0 on, size, size)."""
+    place = torch.arange(size, device=like.device, dtype=like.dtype)
+    margin = torch.arange(-(-size // 4) + 1, device=like.device, dtype=like.dtype)[:, None, None]
+    left = size - 2 * margin
+    before, after = place - margin, place[:, None] + 0.5
+    distance = before + 0.5 - (after * (left / torch.full_like(left, size))).clamp(max=2**20)  # clamped as in blend
     far = distance.abs()
-    nearest = before == ((2 * place[:, None] + 1) * (end - start) / (2 * size) + 2**-20).floor()
     near = torch.where(far < 1, (1.5 * far - 2.5) * far * far + 1, -0.5 * (((far - 5) * far + 8) * far - 4))
     window = 0.5400000214576721 + 0.46000000834465027 * (math.pi * far).cos()  # Pillow has 0.54 and 0.46 in float32
-    weights = torch.sinc(distance) * torch.sinc(distance / 3) * ((distance >= -3) & (distance < 3))
-    for name, other in {
+    weights = {
+        "lanczos": torch.sinc(distance) * torch.sinc(distance / 3) * ((distance >= -3) & (distance < 3)),
         "bicubic": near * (far < 2),
         "bilinear": (1 - far).clamp(min=0),
-        "box": ((distance > -0.5) & (distance <= 0.5)).to(far.dtype),
+        "box": (distance > -0.5) & (distance <= 0.5),
         "hamming": torch.sinc(far) * window * (far < 1),
-        "nearest": nearest.to(far.dtype),
-    }.items():
-        weights = torch.where((way == FILTERS.index(name))[:, None, None], other, weights)
-    weights = weights * ((before >= 0) & (before < end - start))
-    weights = weights / weights.sum(2, keepdim=True) * 2**22
-    return torch.where(weights < 0, (weights - 0.5).ceil(), (weights + 0.5).floor())
+        "nearest": before == (after * left / size + 2**-20).floor(),
+    }
+    every = torch.stack([weights[name].to(like.dtype) for name in FILTERS]) * ((before >= 0) & (before < left))
+    every = every / every.sum(3, keepdim=True) * 2**22
+    return torch.where(every < 0, (every - 0.5).ceil(), (every + 0.5).floor())
