@@ -35,8 +35,8 @@ __all__ = [
 
 STRONG: dict[str, Callable[[CropFlip], Augmentation]] = {
     "randaugment": RandAugment,
-    "randaugment-kekmodel": partial(RandAugment, variant="kekmodel"),
-    "randaugment-torchssl": partial(RandAugment, variant="torchssl"),
+    "kekmodel": partial(RandAugment, variant="kekmodel"),
+    "torchssl": partial(RandAugment, variant="torchssl"),
     "ctaugment": CTAugment,
 }
 """Strong augmentations that operate on colors, by name."""
