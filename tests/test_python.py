@@ -197,7 +197,7 @@ def test_a_run_that_cannot_continue_is_refused_before_its_data_is_read(
         ({"learning_rte": 1}, "unknown setting 'learning_rte': did you mean 'learning_rate'?"),
         (
             {"method": "supervised", "K": 2},
-            "method 'supervised' has no setting K= (mixmatch has it)",
+            "method 'supervised' has no setting K= (mixmatch, remixmatch have it)",
         ),
         ({"data": "digit"}, "'digit' is neither a data set nor a file or folder: did you mean 'digits'?"),
         ({"data": np.zeros(3)}, "data must be a name, a path or a Source, not ndarray; mixmatch.MixMatchClassifier"),

@@ -83,7 +83,10 @@ def half_done(finished: Path, tmp_path: Path) -> Path:
         ("train digits --K two", "--K 'two' must be a whole number of at least 1"),
         ("train digits --alpha 0", "--alpha 0 must be a number above 0"),
         ("train digits --checkpoint-every 0", "--checkpoint-every 0 must be 1 or more"),
-        ("train digits --method supervised --K 2", "method 'supervised' has no setting --K (mixmatch has it)"),
+        (
+            "train digits --method supervised --K 2",
+            "method 'supervised' has no setting --K (mixmatch, ",
+        ),
         ("train cifar10 --data-dir empty", "put it at empty/cifar-10"),
         ("train svhn --data-dir empty", "put it at empty/train_32x32.mat"),
         ("evaluate nowhere", "nowhere is not a run folder"),

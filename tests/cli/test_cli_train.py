@@ -225,12 +225,12 @@ def test_the_help_follows_the_file_or_the_run(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("--method ict --K 3", "method 'ict' has no setting --K (mixmatch has it)"),
-        ("--K 3 --method=ict", "method 'ict' has no setting --K (mixmatch has it)"),
+        ("--method ict --K 3", "method 'ict' has no setting --K (mixmatch, remixmatch have it)"),
+        ("--K 3 --method=ict", "method 'ict' has no setting --K (mixmatch, remixmatch have it)"),
         ("--epsilon 2", "method 'mixmatch' has no setting --epsilon (vat has it)"),
         (
             "--method ict --lambda-u 3",
-            "setting --lambda-u (mixmatch has it); its own are --consistency-weight, --alpha, ",
+            "softmatch, adamatch have it); its own are --consistency-weight, --alpha, ",
         ),
         ("--method ict --K two", "--K 'two' must be a whole number of at least 1"),
         ("--method supervised --alpha 0.5", "method 'supervised' has no setting --alpha (mixmatch, "),
@@ -274,7 +274,7 @@ def test_from_a_toml_file(call: Callable[..., Any], tmp_path: Path) -> None:
     ("name", "content", "said"),
     [
         ("a.toml", "stepps = 3", "unknown setting 'stepps': did you mean 'steps'?"),
-        ("a.toml", 'method = "ict"\nK = 3', "method 'ict' has no setting --K (mixmatch has it)"),
+        ("a.toml", 'method = "ict"\nK = 3', "method 'ict' has no setting --K (mixmatch, remixmatch have it)"),
         (
             "a.toml",
             "[ict]\nalpha = 0.3",
