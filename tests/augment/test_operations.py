@@ -98,3 +98,11 @@ def test_every_pair_of_values_is_blended_as_pillow_does() -> None:
             torch.from_numpy(first).short(), torch.from_numpy(second).short(), torch.tensor(share, dtype=torch.float32)
         )
         np.testing.assert_array_equal(out.numpy(), np.asarray(expected), str(share))
+
+
+def test_gray_rounds_as_pillow_does_where_it_is_halfway() -> None:
+    red, green, blue = np.ogrid[:256, :256, :256]
+    halfway = np.argwhere((19595 * red + 38470 * green + 7471 * blue) % 65536 == 32768).astype(np.uint8)
+    assert len(halfway) > 100
+    expected = np.asarray(pillow.Image.fromarray(halfway[None]).convert("L"))[0]
+    np.testing.assert_array_equal(operations.gray(torch.from_numpy(halfway)).numpy(), expected)
