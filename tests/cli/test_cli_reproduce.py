@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -276,3 +277,15 @@ def test_the_same_picture_is_the_same_file(trained: Path, call: Call, tmp_path: 
     for name in ("one", "two"):
         assert call("reproduce", "label-guessing", "--run", trained, "--results", tmp_path / name).code == 0
     assert (tmp_path / "one/label-guessing.svg").read_bytes() == (tmp_path / "two/label-guessing.svg").read_bytes()
+
+
+def test_the_successors_are_listed(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mixmatch.cli.reproduce.estimate", lambda runs, device: [1.0] * len(runs))
+    result = call("reproduce", "successors", "--labels", 40, "--dry-run", "--json", "--results", "nowhere")
+    runs = json.loads(result.out)["runs"]
+    count = Counter((run["method"], run["data"]) for run in runs)
+    assert count[("fixmatch", "cifar10")] == count[("remixmatch", "cifar10")] == 5
+    assert count[("adamatch", "svhn-extra")] == count[("flexmatch", "cifar10")] == 3
+    assert ("remixmatch", "svhn") not in count  # nothing published that could be checked
+    hardest = next(run for run in runs if run["method"] == "remixmatch")
+    assert hardest["settings"]["method_settings"]["K"] == 1

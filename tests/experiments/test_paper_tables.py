@@ -77,6 +77,27 @@ def test_the_verdict(values: tuple[float, ...], target: Target | None, verdict: 
     assert Cell(values, target, note="8,192 steps").verdict == ""
 
 
+def test_our_median_is_never_compared_with_a_best_checkpoint() -> None:
+    published = Target(4.97, 0.06, best=True)
+    assert str(published) == "4.97 ± 0.06, best checkpoint"
+    cell = Cell((4.97, 4.97, 4.97), published, paper_seeds=3, best=(4.9, 4.8, 4.7))
+    assert cell.verdict == ""
+    assert str(cell) == "**4.97** ± 0.00, best 4.80 ± 0.10 (3 of 3 seeds)"
+    assert str(Cell((5.0,), published, paper_seeds=3, best=(4.9,))) == "**5.00**, best 4.90 (1 of 3 seeds)"
+
+
+def test_the_best_evaluation_is_that_of_the_curve() -> None:
+    row = Row("X", "cifar10", "mixmatch", {250: Target(5.0, 1.0, best=True), 500: Target(5.0, 1.0)}, source="TorchSSL")
+    run = record("cifar10", "mixmatch", 250, 1, 6.0)
+    run["curve"] = [{"step": 1024, "error": 9.0}, {"step": 2048, "error": 5.5}, {"step": FULL, "error": 6.5}]
+    (cell,) = find_cells(row, 250, "error", [run])
+    assert (cell.values, cell.best) == ((6.0,), (5.5,))
+    (cell,) = find_cells(row, 500, "error", [record("cifar10", "mixmatch", 500, 1, 6.0)])
+    assert cell.best == ()
+    text = table_markdown(Table("t", (row,)), [run])
+    assert "**6.00**, best 5.50 (1 of 5 seeds)<br>TorchSSL 5.00 ± 1.00, best checkpoint" in text
+
+
 def test_mean_and_deviation() -> None:
     cell = Cell((10.0, 11.0, 15.0), None)
     assert cell.mean == pytest.approx(12.0)

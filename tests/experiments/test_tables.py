@@ -63,6 +63,17 @@ PAPER: dict[tuple[str, str, str, str, Any], tuple[float, float | None]] = {
     ("stl10", "MixMatch", "stl10", "mixmatch", 5000): (5.59, None),
     ("ablation", "ICT", "cifar10", "ict", 250): (38.60, None),
     ("ablation", "ICT", "cifar10", "ict", 4000): (6.81, None),
+    ("successors", "UDA", "cifar10", "uda", 40): (10.62, 3.75),
+    ("successors", "ReMixMatch", "svhn", "remixmatch", 250): (3.10, 0.50),
+    ("successors", "FixMatch", "cifar10", "fixmatch", 40): (13.81, 3.37),
+    ("successors", "FixMatch", "cifar10", "fixmatch", 250): (5.07, 0.65),
+    ("successors", "FixMatch", "cifar100", "fixmatch", 10000): (22.60, 0.12),
+    ("successors", "FixMatch", "svhn", "fixmatch", 1000): (2.28, 0.11),
+    ("successors", "FlexMatch", "svhn-extra", "flexmatch", 1000): (6.72, 0.30),
+    ("successors", "FlexMatch", "stl10", "flexmatch", 1000): (5.77, 0.18),
+    ("successors", "FreeMatch", "cifar100", "freematch", 400): (49.24, 2.16),
+    ("successors", "SoftMatch", "cifar10", "softmatch", 4000): (4.27, 0.12),
+    ("successors", "AdaMatch", "svhn-extra", "adamatch", 40): (2.32, 0.17),
     ("cnn13", "Mean Teacher", "cifar10", "mean-teacher", 250): (46.34, None),
     ("cnn13", "Mean Teacher", "cifar10", "mean-teacher", 4000): (88.57, None),
     ("cnn13", "Mean Teacher", "svhn", "mean-teacher", 250): (94.00, None),
@@ -99,7 +110,23 @@ def row_of(table: str, name: str, data: str, method: str) -> Row:
 @pytest.mark.parametrize(("where", "number"), PAPER.items(), ids=[" ".join(map(str, where)) for where in PAPER])
 def test_targets_are_the_papers(where: Any, number: tuple[float, float | None]) -> None:
     table, name, data, method, labels = where
-    assert row_of(table, name, data, method).targets[labels] == Target(*number)
+    target = row_of(table, name, data, method).targets[labels]
+    assert target is not None
+    assert (target.value, target.deviation) == number
+
+
+def test_the_successors_say_which_checkpoint_their_numbers_are_of() -> None:
+    rows = TABLES["successors"].rows
+    assert {row.source for row in rows if row.method in ("fixmatch", "remixmatch")} == {"its paper", "its authors"}
+    for row in rows:
+        best = row.source in ("TorchSSL", "USB")
+        assert {target.best for target in row.targets.values() if target} == {best}
+        assert len(row.seeds) == (3 if best else 5)
+        assert bool(row.differs) == (best or (row.method, row.data) == ("fixmatch", "svhn"))
+    of_usb = [row.settings for row in rows if row.source == "USB" and row.data == "cifar100"]
+    assert of_usb == [{"network": "wrn-28-2"}] * 3
+    columns = [f"{data} {labels}" for data, labels in TABLES["successors"].columns()]
+    assert {column for line in TABLES["successors"].quoted.values() for column in line} <= set(columns)
 
 
 def test_the_ablations() -> None:
@@ -139,6 +166,7 @@ def test_the_main_tables(name: str) -> None:
         ("stl10", 1, 2, 4, 6),
         ("ablation", 11, 2, 0, 22),
         ("cnn13", 2, 4, 0, 40),
+        ("successors", 7, 13, 8, 211),
         ("pate", 4, 1, 1, 20),
     ],
 )
@@ -150,8 +178,8 @@ def test_sizes(name: str, lines: int, columns: int, quoted: int, runs: int) -> N
 
 
 def test_there_are_no_other_tables() -> None:
-    names = ["ablation", "cifar-large", "cifar10", "cnn13", "pate", "stl10", "svhn", "svhn-comparison", "svhn-extra"]
-    assert sorted(TABLES) == names
+    names = ["ablation", "cifar-large", "cifar10", "cnn13", "pate", "stl10", "successors"]
+    assert sorted(TABLES) == [*names, "svhn", "svhn-comparison", "svhn-extra"]
     assert [name for name, table in TABLES.items() if table.metric == "accuracy"] == ["cnn13", "pate"]
 
 
@@ -204,7 +232,8 @@ def test_every_run_resolves_to_the_papers_budget(name: str) -> None:
     steps, valid = (2**17, 0) if name == "pate" else (2**20, 1)
     for run in plan(TABLES[name]):
         assert (run.settings.steps, run.settings.batch_size, run.settings.eval_every) == (steps, 64, 1024)
-        assert (run.settings.valid, run.settings.ema_decay, run.settings.learning_rate) == (valid, 0.999, 0.002)
+        rate = 0.03 if name == "successors" and run.settings.method != "remixmatch" else 0.002
+        assert (run.settings.valid, run.settings.ema_decay, run.settings.learning_rate) == (valid, 0.999, rate)
         run.settings.build_method()
 
 

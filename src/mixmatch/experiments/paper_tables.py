@@ -39,6 +39,8 @@ class Cell:
     paper_seeds: int = 5
     note: str = ""
     """How the runs differ from the paper's, if they do."""
+    best: tuple[float, ...] = ()
+    """The best evaluation of each run, where the paper reports that."""
 
     @property
     def mean(self) -> float:
@@ -53,20 +55,26 @@ class Cell:
         """Where our mean lies: within, below or above the paper's band. Empty where there is no verdict."""
         if self.note or self.target is None or self.target.deviation is None or len(self.values) < SEEDS_FOR_A_VERDICT:
             return ""
+        if self.target.best:  # of another kind than our median, and chosen by the test images
+            return ""
         difference, band = self.mean - self.target.value, BAND * self.target.deviation
         if abs(difference) <= band:
             return "within"
         return "below" if difference < 0 else "above"
 
     def __str__(self) -> str:
-        if len(self.values) < SEEDS_FOR_A_VERDICT:
-            ours = f"**{', '.join(f'{value:.2f}' for value in self.values)}**"
-        else:
-            ours = f"**{self.mean:.2f}** ± {self.deviation:.2f}"
+        ours = _numbers(self.values, "**") + (f", best {_numbers(self.best)}" if self.best else "")
         about = [f"{len(self.values)} of {self.paper_seeds} seed{'s' if self.paper_seeds > 1 else ''}"]
         if self.precision != "fp32":
             about.append(self.precision)
         return f"{ours} ({', '.join(about + [text for text in (self.note, self.verdict) if text])})"
+
+
+def _numbers(values: Sequence[float], strong: str = "") -> str:
+    """Each of a few numbers, or of enough for a verdict the mean and the deviation."""
+    if len(values) < SEEDS_FOR_A_VERDICT:
+        return f"{strong}{', '.join(f'{value:.2f}' for value in values)}{strong}"
+    return f"{strong}{statistics.mean(values):.2f}{strong} ± {statistics.stdev(values):.2f}"
 
 
 def find_runs(
@@ -95,7 +103,10 @@ def find_cells(
     cells = []
     for precision, runs in find_runs(row, labels, records, steps).items():
         values = tuple(run["error"] if metric == "error" else 100 - run["error"] for run in runs)
-        cells.append(Cell(values, target, precision, paper_seeds, note))
+        best: tuple[float, ...] = ()
+        if target is not None and target.best:
+            best = tuple(min(point["error"] for point in run["curve"]) for run in runs)
+        cells.append(Cell(values, target, precision, paper_seeds, note, best))
     return cells
 
 
@@ -144,7 +155,8 @@ def _serves(row: Row, labels: Labels, extra_labels: Sequence[Labels]) -> bool:
 def _cell_text(row: Row, labels: Labels, metric: str, records: Sequence[Record], steps: int | None) -> str:
     ours = find_cells(row, labels, metric, records, steps)
     target = row.targets.get(labels)
-    return "<br>".join([*(map(str, ours) if ours else ["not run"]), f"paper {target}" if target else "no target"])
+    theirs = f"{row.source} {target}" if target else "no target"
+    return "<br>".join([*(map(str, ours) if ours else ["not run"]), theirs])
 
 
 LEGEND = f"""\
@@ -161,6 +173,8 @@ paper.
   where ours is the better one. If our runs came from the paper's own distribution, fewer than 1 in 100 means of three
   would be outside.
 - **No verdict** where the paper gives no deviation, and where our runs differ from the authors' (*other labels*).
+- **Best checkpoint**: some papers report each run's best evaluation on the test images instead of the median. That is
+  lower, and chosen by what it is measured on. Beside our median stands our best, and there is no verdict.
 - *Not run*: no record yet. Runs with other settings or another number of steps are listed as
   [other runs](#other-runs)."""
 
