@@ -78,6 +78,28 @@ for passes, of in ((reference, plain), (kernels, ours)):
     (torch.cat(again) * direction.to(logits.dtype)).sum().backward()
     passes.taught, passes.again = torch.cat(taught), torch.cat(again).detach()
     passes.grads = [(a, b.grad) for a, b in zip(before, of.parameters()) if a is not None]
+weak = torch.randn(batch // 2, channels, size, size, dtype=torch.float64)
+def constants(module, inputs):  # what the statistics have of the targets, without gradient
+    return torch.cat([inputs[0][:len(x)], inputs[0][len(x):].detach()])
+hooks = [module.register_forward_pre_hook(constants) for module in plain.modules()
+         if isinstance(module, torch.nn.BatchNorm2d)]
+for passes, of in ((reference, plain), (kernels, ours)):
+    passes.earlier = [None if p.grad is None else p.grad.clone() for p in of.parameters()]
+    of.zero_grad()
+    kind = next(of.parameters()).dtype
+    (guess,), logits = targets_and_logits(passes, [weak.to(kind)], list(x.to(kind).chunk(groups)), joint=True)
+    assert not guess.requires_grad
+    (torch.cat(logits) * direction.to(kind)).sum().backward()
+    passes.joint = torch.cat([*logits, guess]).detach()
+    passes.joint_grads = [p.grad for p in of.parameters()]
+    for p, earlier in zip(of.parameters(), passes.earlier):
+        p.grad = earlier
+for hook in hooks:
+    hook.remove()
+compare("joint logits", kernels.joint, reference.joint)
+for one, other in zip(kernels.joint_grads, reference.joint_grads):
+    if one is not None:
+        compare("joint gradients", one, other)
 compare("logits", kernels.logits, reference.logits)
 compare("guesses", kernels.guesses, reference.guesses)
 compare("guesses of the average", kernels.taught, reference.taught)
@@ -142,7 +164,9 @@ def test_kernels_compute_the_plain_network(
     assert done.returncode == 0, done.stderr
     worst = json.loads(done.stdout)
     beside = {"guesses of the average", "logits beside the average", "gradients beside the average"}
-    assert worst.keys() == {"logits", "guesses", "logits of the average", "gradients", "statistics", "biases", *beside}
+    joint = {"joint logits", "joint gradients"}
+    kinds = {"logits", "guesses", "logits of the average", "gradients", "statistics", "biases", *beside, *joint}
+    assert worst.keys() == kinds
     assert worst.pop("biases") < 1e-13  # their true gradient, in float64: zero but for rounding
     assert max(worst.values()) < 5e-5, worst  # float32: sums over all pixels that nearly cancel
 
@@ -348,7 +372,7 @@ def test_convolutions_compile_for_gpus(
 @pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
 def test_passes_compile_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that does not compile as a whole is slower, and no test without a GPU would tell."""
-    monkeypatch.setattr(wide_resnet, "_pass_forward", lambda *_: [])
+    monkeypatch.setattr(wide_resnet, "_pass_forward", lambda kernels, *_: (kernels.zero_sums(), []))
     network = WideResNet(10, 3, 16, 1, 2)
     shape = cuda.shape_of(network, (3, 8, 8))
     tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}

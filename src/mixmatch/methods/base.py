@@ -170,16 +170,21 @@ def targets_and_logits(
     weights: Weights = "live",
     *,
     with_heads: Sequence[str] = (),
-    update_by_targets: bool = False,
+    joint: bool = False,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Forward `targets` without gradient, using `weights`, and `learned` with gradient. The first learned batch updates
-    batch norm's running statistics, and if asked the first batch of targets before it. The outputs of `with_heads`
+    batch norm's running statistics. If `joint`, all batches are one, with the live weights and one batch norm; a model
+    may take the targets for constants in its statistics, so that no gradient reaches them. The outputs of `with_heads`
     follow the classifier's (N, L + ...). A model that can do all of it at once implements `targets_and_logits` itself.
     """
     at_once = getattr(model, "targets_and_logits", None)
     if at_once is not None:
-        logits: tuple[list[Tensor], list[Tensor]] = at_once(targets, learned, weights, with_heads, update_by_targets)
+        logits: tuple[list[Tensor], list[Tensor]] = at_once(targets, learned, weights, with_heads, joint)
         return logits
+    if joint:
+        (all_logits,) = forward_each(model, [torch.cat([*learned, *targets])], stats="update", with_heads=with_heads)
+        rows = torch.split(all_logits, [len(x) for x in (*learned, *targets)])
+        return [guess.detach() for guess in rows[len(learned) :]], list(rows[: len(learned)])
     with torch.no_grad():
-        guesses = forward_each(model, targets, weights, "update" if update_by_targets else "batch", with_heads)
+        guesses = forward_each(model, targets, weights, with_heads=with_heads)
     return guesses, forward_each(model, learned, stats="update", with_heads=with_heads)

@@ -31,8 +31,8 @@ Balance = Literal["none", "abc"]
 
 RATIO = "Unlabeled images per labeled one (mu)."
 PASSES = (
-    "`official` sends all images through the network as one batch with one batch norm; `fused` runs one pass over the "
-    "weak views without gradient and one over the labeled images and strong views, which is faster."
+    "`official` learns from one batch of all images, with one batch norm. On CUDA `fused` takes the weak views for "
+    "constants in its statistics, which is faster; elsewhere it is the same."
 )
 
 
@@ -52,8 +52,8 @@ def predict(
 ) -> tuple[Logits, Logits | None]:
     """Logits for the method's own loss and, with a balanced classifier, those for `balanced_loss`.
 
-    In the official pass the weak views share batch norm's statistics with the others, so gradients reach them through
-    the statistics although their logits are constants. In the fused passes they do not.
+    The weak views share batch norm's statistics with the others. In the official pass gradients reach them through the
+    statistics, although their logits are constants; in the fused one, where kernels run it, they do not.
     """
     weak, strong = u
     heads = tuple(plain_head(balance))
@@ -61,9 +61,7 @@ def predict(
         logits = model(torch.cat([x, weak, strong]), stats="update", with_heads=heads)
         z = Logits(logits[: len(x)], logits[len(x) : -len(strong)].detach(), logits[-len(strong) :])
     else:
-        (guess,), (logits,) = targets_and_logits(
-            model, [weak], [torch.cat([x, strong])], with_heads=heads, update_by_targets=True
-        )
+        (guess,), (logits,) = targets_and_logits(model, [weak], [torch.cat([x, strong])], with_heads=heads, joint=True)
         z = Logits(logits[: len(x)], guess, logits[len(x) :])
     if not heads:
         return z, None

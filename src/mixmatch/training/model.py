@@ -90,14 +90,21 @@ class Forward:
         learned: Sequence[Tensor],
         weights: Weights = "live",
         with_heads: Sequence[str] = (),
-        update_by_targets: bool = False,
+        joint: bool = False,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Forward `targets` without gradient, using `weights`, and `learned` with gradient; the first learned batch
-        updates the running statistics, if asked after the first batch of targets."""
+        updates the running statistics. If `joint`, all batches are one, with the live weights and one batch norm: the
+        kernels take the targets for constants in its statistics, elsewhere gradients reach them through those."""
+        if joint:
+            every = [torch.cat([*learned, *targets])]
+            if self._can_fuse(targets, learned) and self._can_fuse(every):
+                return self._fused(learned, "live", "update", targets, "live", with_heads, joint)
+            rows = torch.split(self(every[0], stats="update", with_heads=with_heads), [*map(len, (*learned, *targets))])
+            return [guess.detach() for guess in rows[len(learned) :]], list(rows[: len(learned)])
         if self._can_fuse(targets, learned):
-            return self._fused(learned, "live", "update", targets, weights, with_heads, update_by_targets)
+            return self._fused(learned, "live", "update", targets, weights, with_heads)
         with torch.no_grad():
-            guesses = self.forward_each(targets, weights, "update" if update_by_targets else "batch", with_heads)
+            guesses = self.forward_each(targets, weights, with_heads=with_heads)
         return guesses, self.forward_each(learned, stats="update", with_heads=with_heads)
 
     def _can_fuse(self, *kinds: Sequence[Tensor]) -> bool:
@@ -115,7 +122,7 @@ class Forward:
         targets: Sequence[Tensor] = (),
         target_weights: Weights = "live",
         with_heads: Sequence[str] = (),
-        update_by_targets: bool = False,
+        joint: bool = False,
     ) -> tuple[list[Tensor], list[Tensor]]:
         assert self.shape is not None
         live = self.tensors
@@ -133,7 +140,7 @@ class Forward:
                 update=stats == "update",
                 target_tensors=target_tensors,
                 with_heads=with_heads,
-                update_by_targets=update_by_targets,
+                joint=joint,
             )
 
     @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -59,7 +60,7 @@ class Launcher:
         packed: the convolutions' weights, from `pack_weights`.
         parameters: weight and bias of each convolution, then of each norm.
         x: the images (N, H, W, C).
-        batch_size: images of a batch.
+        batch_size: images of a batch. If it is more than there are images, the rest count in the statistics alone.
     """
 
     def __init__(
@@ -96,12 +97,16 @@ class Launcher:
 
     def zero_sums(self) -> Tensor:
         """Sums for batch norm, (batches, 2, channels of all norms)."""
-        batches = self.images // self.batch_size
+        batches = -(-self.images // self.batch_size)
         return torch.zeros(batches, 2, self.all_channels, dtype=torch.float32, device=self.packed.device)
 
     def batch_pixels(self, size: int) -> int:
-        """Pixels of a batch of images of this size: tiles must divide them."""
+        """Pixels of a batch of images of this size."""
         return self.batch_size * size * size
+
+    def divisible_pixels(self, size: int) -> int:
+        """What tiles must divide: the pixels of a batch, or of those of its images that are here."""
+        return math.gcd(self.batch_size, self.images) * size * size
 
     def convolve(
         self,
@@ -129,7 +134,7 @@ class Launcher:
             in_channels, out_channels, in_size, out_size = out_channels, in_channels, out_size, in_size
         y = x.new_empty(self.images, out_size, out_size, out_channels)
         # Backwards through a stride, a tile holds every stride-th pixel of every stride-th line.
-        rows = self.batch_pixels(out_size) // (pixels * stride**2 if backward else pixels)
+        rows = self.divisible_pixels(out_size) // (pixels * stride**2 if backward else pixels)
         tile, block = tiles.conv_tile(work, False, rows, kernel, in_channels, out_channels, pixels), None
         suits = kernel == 3 and stride == 1 and tma.enough_channels(work, in_channels, out_channels)
         if suits and tma.uses_tma(x.device):
@@ -283,6 +288,6 @@ class Launcher:
     def _pointwise(self, kernel: Any, norm: Norm, *tensors: Tensor, **options: Any) -> None:
         """Launch a kernel that takes each value of a norm's input, or output, by itself."""
         pixels = self.batch_pixels(norm.size)
-        bm = tiles.pointwise_rows(pixels, norm.channels)
+        bm = tiles.pointwise_rows(self.divisible_pixels(norm.size), norm.channels)
         grid = (self.images * norm.size * norm.size // bm,)
         kernel[grid](*tensors, self.all_channels, pixels, C=norm.channels, EPS=EPS, BM=bm, **options)

@@ -65,7 +65,7 @@ def forward(
     update: bool,
     target_tensors: Mapping[str, Tensor] | None = None,
     with_heads: Sequence[str] = (),
-    update_by_targets: bool = False,
+    joint: bool = False,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Logits of batches of images (N, C, H, W), each normalized by itself.
 
@@ -78,7 +78,8 @@ def forward(
         update: whether the first batch of `learned` moves the running statistics.
         target_tensors: parameters for `targets`, where they are others.
         with_heads: further heads, whose outputs follow the logits (`mixmatch.networks.heads`).
-        update_by_targets: whether the first batch of `targets` moves the running statistics, before that of `learned`.
+        joint: whether all batches are normalized as one. The targets are constants in its statistics: no gradient
+            reaches them, so they need no backward pass.
 
     Returns:
         the logits of the batches of `targets`, and of those of `learned`.
@@ -89,28 +90,30 @@ def forward(
     )
     packed = pack_weights(parameters)
     save = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters)
-    images = _images(learned)
-    target_images = _images(targets) if targets else images.new_empty(0, *images.shape[1:])
-    batch_sizes = [len(targets[0]) if targets else 1, len(learned[0])]
-    target_features, features, target_sums, sums, *_ = _features(
+    constants = sum(map(len, targets)) if joint else 0
+    images = _images([*learned, *targets] if joint else learned)
+    target_images = _images(targets) if targets and not joint else images.new_empty(0, *images.shape[1:])
+    batch_sizes = [len(targets[0]) if targets else 1, len(images) if joint else len(learned[0])]
+    target_features, features, sums, *_ = _features(
         target_images,
         images,
         pack_weights(target_parameters) if target_parameters else packed,
         packed,
         [*parameters, *target_parameters],
         batch_sizes,
+        constants,
         list(shape.code),
         save,
     )
-    if update_by_targets:
-        _update_running(network, shape, tensors, target_sums[0].detach(), batch_sizes[0])
     if update:
         _update_running(network, shape, tensors, sums[0].detach(), batch_sizes[1])
+    if joint:
+        features, target_features = torch.split(features, [len(images) - constants, constants])
     with torch.no_grad():
         target_logits = _head(tensors if target_tensors is None else target_tensors, target_features, with_heads)
     logits = _head(tensors, features, with_heads)
     split_targets = list(torch.split(target_logits, batch_sizes[0])) if targets else []
-    return split_targets, list(torch.split(logits, batch_sizes[1]))
+    return split_targets, list(torch.split(logits, len(learned[0])))
 
 
 def _head(tensors: Mapping[str, Tensor], features: Tensor, with_heads: Sequence[str]) -> Tensor:
@@ -146,11 +149,11 @@ def _update_running(network: nn.Module, shape: Shape, tensors: Mapping[str, Tens
 
 
 def _pass_forward(
-    kernels: Launcher, shape: Shape, x: Tensor, features: Tensor, sums: Tensor, save: bool
-) -> list[Tensor]:
-    """Write the pooled features of images x to `features`, and add to the `sums` for batch norm. If `save`, return what
+    kernels: Launcher, shape: Shape, x: Tensor, features: Tensor, save: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """Write the pooled features of images x to `features`; return the sums for batch norm, and if `save`, what
     `_pass_backward` needs: the inputs and outputs of both norms of each block, and the input of the last norm."""
-    saved: list[Tensor] = []
+    sums, saved = kernels.zero_sums(), []
     h = kernels.convolve(x, shape.stem, norm=shape.blocks[0].norm1, sums=sums)
     for i, block in enumerate(shape.blocks):
         after = shape.blocks[i + 1].norm1 if i + 1 < len(shape.blocks) else shape.last_norm
@@ -164,7 +167,7 @@ def _pass_forward(
         h = kernels.convolve(b, block.conv2, residual=h, norm=after, sums=sums)
     saved += [h] if save else []
     kernels.pool(h, shape.last_norm, sums, features)
-    return saved
+    return sums, saved
 
 
 def _pass_backward(
@@ -223,12 +226,14 @@ def _features(
     packed: Tensor,
     parameters: list[Tensor],
     batch_sizes: list[int],
+    constants: int,
     code: list[int],
     save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Pooled features (N, C) of images that only give targets and of those that are learned from, in batches of the two
-    sizes; the sums for batch norm of both, and if `save`, what the latter's backward pass needs. If there are twice as
-    many parameters as the network has, the second half is for the targets."""
+    sizes; the latter's sums for batch norm, and if `save`, what their backward pass needs. The last `constants` of the
+    latter are only normalized with the others, and have no backward pass. If there are twice as many parameters as the
+    network has, the second half is for the targets."""
     shape = Shape.decoded(tuple(code))
     count = len(shape.parameter_names)
     kernels = Launcher(shape.convolutions, shape.norms, packed, parameters[:count], learned, batch_sizes[1])
@@ -242,12 +247,10 @@ def _features(
         target_kernels = kernels.over(targets, batch_sizes[0])
     target_features, features = _empty_features(shape, targets, learned)
     with SideStream(learned.device, urgent=True) as side:
-        target_sums = target_kernels.zero_sums()
         if len(targets):
-            side.run(_pass_forward, target_kernels, shape, targets, target_features, target_sums, False)
-        sums = kernels.zero_sums()
-        saved = _pass_forward(kernels, shape, learned, features, sums, save)
-    return target_features, features, target_sums, sums, saved
+            side.run(_pass_forward, target_kernels, shape, targets, target_features, False)
+        sums, saved = _pass_forward(kernels, shape, learned, features, save)
+    return target_features, features, sums, [part[: len(learned) - constants] for part in saved]
 
 
 def _empty_features(shape: Shape, *images: Tensor) -> list[Tensor]:
@@ -262,11 +265,12 @@ def _(
     packed: Tensor,
     parameters: list[Tensor],
     batch_sizes: list[int],
+    constants: int,
     code: list[int],
     save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     shape = Shape.decoded(tuple(code))
-    images = len(learned)
+    images = len(learned) - constants
     saved = []
     if save:
         for block in shape.blocks:
@@ -275,12 +279,9 @@ def _(
         last = shape.last_norm
         saved.append(learned.new_empty(images, last.size, last.size, last.channels))
     channels = sum(norm.channels for norm in shape.norms)
-    target_sums, sums = (
-        x.new_empty(len(x) // size, 2, channels, dtype=torch.float32)
-        for x, size in zip((targets, learned), batch_sizes, strict=True)
-    )
+    sums = learned.new_empty(len(learned) // batch_sizes[1], 2, channels, dtype=torch.float32)
     target_features, features = _empty_features(shape, targets, learned)
-    return target_features, features, target_sums, sums, saved
+    return target_features, features, sums, saved
 
 
 @torch.library.custom_op("mixmatch::wide_resnet_gradient", mutates_args=())
@@ -305,20 +306,22 @@ def _(g: Tensor, x: Tensor, sums: Tensor, saved: list[Tensor], packed: Tensor, *
     return g.new_empty(packed.numel() - 1), g.new_empty(2, sums.shape[2])
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, x, _, packed, parameters, batch_sizes, code, _ = inputs
-    target_features, _, target_sums, sums, saved = output
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, list[Tensor]]) -> None:
+    _, x, _, packed, parameters, batch_sizes, constants, code, _ = inputs
+    target_features, _, sums, saved = output
     count = len(Shape.decoded(tuple(code)).parameter_names)
     ctx.batch_size, ctx.code, ctx.count, ctx.target_parameters = batch_sizes[1], code, count, len(parameters) - count
-    ctx.save_for_backward(x, sums, packed, *parameters[:count], *saved)
-    ctx.mark_non_differentiable(target_features, target_sums, sums, *saved)
+    ctx.save_for_backward(x[: len(x) - constants], sums, packed, *parameters[:count], *saved)
+    ctx.mark_non_differentiable(target_features, sums, *saved)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, _target_features: Any, g: Tensor, *_: Any) -> tuple[Any, ...]:
     x, sums, packed, *rest = ctx.saved_tensors
     parameters, saved = rest[: ctx.count], rest[ctx.count :]
-    d_weights, d_norms = _gradient(g.contiguous(), x, sums, saved, packed, parameters, ctx.batch_size, ctx.code)
+    d_weights, d_norms = _gradient(
+        g[: len(x)].contiguous(), x, sums, saved, packed, parameters, ctx.batch_size, ctx.code
+    )
     shape = Shape.decoded(tuple(ctx.code))
     gradients: list[Tensor | None] = []
     of_convolutions = torch.split(d_weights, [conv.weights for conv in shape.convolutions])
@@ -328,7 +331,7 @@ def _backward(ctx: Any, _target_features: Any, g: Tensor, *_: Any) -> tuple[Any,
         gradients += [kernel.permute(0, 3, 1, 2), None]
     for part in of_norms:
         gradients += [part[0], part[1]]
-    return None, None, None, None, gradients + [None] * ctx.target_parameters, None, None, None
+    return None, None, None, None, gradients + [None] * ctx.target_parameters, None, None, None, None
 
 
 _features.register_autograd(_backward, setup_context=_setup_context)
