@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from mixmatch.draws import BalancedSampler, Sampler, generator, torch_seed
+from mixmatch import draws
+from mixmatch.draws import BalancedSampler, Sampler, generator, shuffled, torch_seed
 
 any_seed = st.integers(0, 2**63)
 any_stream = st.text(max_size=20)
@@ -191,3 +192,53 @@ def test_balanced_draws_are_shuffled_and_differ_by_seed():
     assert drawn(1) != drawn(2)
     rounds = {tuple(classes[batch[half : half + 3]].tolist()) for batch in drawn(1) for half in (0, 3)}
     assert len(rounds) == 6  # every order of the classes
+
+
+# ---------------------------------------------------------------- shuffles that are not listed
+
+
+def places(size: int, seed: int = 0, step: int = 0) -> np.ndarray:
+    return shuffled(np.arange(size, dtype=np.uint64), size, generator(seed, "rows", step))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 100, 1024, 1025, 4095, 70_001])
+def test_a_computed_shuffle_is_a_permutation_and_each_place_is_its_own(size):
+    whole = places(size)
+    assert np.array_equal(np.sort(whole), np.arange(size))
+    some = np.array([0, size // 2, size - 1], np.uint64)
+    assert np.array_equal(shuffled(some, size, generator(0, "rows", 0)), whole[some.astype(int)])
+
+
+def test_every_order_of_few_rows_is_equally_likely():
+    orders = [tuple(places(4, step=step)) for step in range(9600)]
+    counts = np.unique(np.array(orders) @ [1000, 100, 10, 1], return_counts=True)[1]
+    assert len(counts) == 24
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_places_of_a_computed_shuffle_are_uniform_and_unrelated():
+    size, epochs = 1000, 2000
+    rows = np.array([places(size, step=step) for step in range(epochs)])
+    for place in (0, 1, 499, 999):
+        counts = np.bincount(rows[:, place] // 50, minlength=20)
+        assert stats.chisquare(counts).pvalue > 1e-3
+    pairs = np.bincount(rows[:, 10] // 200 * 5 + rows[:, 11] // 200, minlength=25)
+    assert stats.chisquare(pairs).pvalue > 1e-3
+    # As often as by chance does a row stay where it was, and does its neighbor follow it.
+    assert stats.poisson.sf((rows == np.arange(size)).sum() - 1, epochs) > 1e-3
+    assert stats.poisson.sf((np.diff(rows, axis=1) == 1).sum() - 1, epochs) > 1e-3
+
+
+def test_a_sampler_of_many_rows_lists_none_and_covers_each_once_per_epoch(monkeypatch):
+    huge = Sampler(5 * 10**9, 64, 1, "unlabeled")
+    first = huge.rows(10**6)
+    assert len(set(first.tolist())) == 64
+    assert first.max() > 2**32
+    assert np.array_equal(Sampler(5 * 10**9, 64, 1, "unlabeled").rows(10**6), first)
+    listed = Sampler(1000, 64, 1, "unlabeled").rows(3)
+    monkeypatch.setattr(draws, "LISTED", 500)
+    sampler = Sampler(1000, 64, 1, "unlabeled")
+    assert not np.array_equal(sampler.rows(3), listed)
+    rows = np.concatenate([sampler.rows(step) for step in range(47)])
+    assert [sorted(rows[start : start + 1000].tolist()) for start in (0, 1000, 2000)] == [list(range(1000))] * 3
+    assert not np.array_equal(rows[:1000], rows[1000:2000])
