@@ -12,23 +12,27 @@ from uuid import uuid4
 A_DAY = 24 * 3600
 
 
-def write_durably(path: Path, content: bytes) -> None:
-    """Write a file and wait until it is on the disk."""
-    with path.open("wb") as file:
+BINARY = getattr(os, "O_BINARY", 0)
+"""What Windows needs to be told when a file is opened by `os.open`."""
+
+PRIVATE = 0o600
+"""The mode of a file that only its owner may read."""
+
+
+def write_durably(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a new file and wait until it is on the disk. One that is there already, or a link, is an error."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, mode), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
 
 
-def replace_durably(path: Path, content: bytes) -> None:
-    """Write a file so that at every moment either the old content or the new is there, whole."""
-    temporary = path.with_name(f".{path.name}.writing")
-    try:
-        write_durably(temporary, content)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+def replace_durably(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file so that at every moment either the old content or the new is there, whole. A link is replaced, not
+    followed."""
+    with temporary(path) as part:
+        write_durably(part, content, mode)
+        part.replace(path)
     sync_folder(path.parent)
 
 

@@ -107,7 +107,7 @@ def test_all_of_it(call, tmp_path):
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {
         "answers.json", "privacy.png", "shards.json", "students", "summary.json", "teachers", "votes.json",
-        "votes.ledger.jsonl", "votes.npz",
+        "votes.ledger.jsonl", "votes.ledger.jsonl.head", "votes.npz",
     }  # fmt: skip
     asked = (tmp_path / "run" / "answers.json").read_text()
     assert "holds teachers already" in refused(call("run", *given))

@@ -135,7 +135,8 @@ def die():
 
 
 def spend_until(path, public, write, fraction):
-    """Answer all queries in blocks of 4, but be killed at the `write`-th write to the ledger, part of it done."""
+    """Answer all queries in blocks of 4, but be killed at the `write`-th write to the ledger, part of it done; or
+    to its head, before or after it is replaced."""
     real, count = Ledger._write, 0
 
     def failing(self, content):
@@ -152,13 +153,27 @@ def spend_until(path, public, write, fraction):
         for row, answer in answers.items():
             os.write(public, f"{row} {answer.label}\n".encode())
 
-    Ledger._write = failing
+    if fraction in ("before the head", "after the head"):
+        replace = module.replace_durably
+
+        def replacing(*given):
+            nonlocal count
+            count += 1
+            if count == write and fraction == "before the head":
+                die()
+            replace(*given)
+            if count == write:
+                die()
+
+        module.replace_durably = replacing
+    else:
+        Ledger._write = failing
     with Ledger(path, VOTES, MECHANISM) as book:
         answer_queries(book, range(60), BUDGET, block=4, released=published)
 
 
 @posix
-@pytest.mark.parametrize("fraction", [0, 0.1, 0.5, 0.97, 1])
+@pytest.mark.parametrize("fraction", [0, 0.1, 0.5, 0.97, 1, "before the head", "after the head"])
 def test_killed_at_every_write(tmp_path, fraction):
     """SIGKILL in the middle of every write, again and again on one ledger, each time going on from what is left."""
     path, seen = tmp_path / "l.jsonl", tmp_path / "seen"
@@ -215,23 +230,148 @@ def test_killed_after_drawing_before_recording(tmp_path):
     assert [line["charge"] for line in lines(path) if "charge" in line] == list(range(5))
 
 
-@pytest.mark.parametrize("cut", range(1, 60, 7))
-def test_a_torn_last_line_forgets_no_charge(tmp_path, cut):
+def spent_ledger(path, count=8):
+    with Ledger(path, VOTES, MECHANISM) as book:
+        answer_queries(book, range(count), OPEN, seed=1)
+    return path.read_bytes()
+
+
+def head(path):
+    return path.with_name(path.name + ".head")
+
+
+@pytest.mark.parametrize("cut", [*range(2, 60, 7), 400])
+def test_a_ledger_cut_short_is_refused(tmp_path, cut):
+    """A crash cuts nothing that its head knows of."""
+    path = tmp_path / "l.jsonl"
+    content = spent_ledger(path)
+    path.write_bytes(content[:-cut])
+    with pytest.raises(MixMatchError, match=r"damaged.*what was spent cannot be known: restore"):
+        Ledger(path, VOTES, MECHANISM)
+    assert path.read_bytes() == content[:-cut]
+
+
+def edited(content):
+    """The last answer turned into a refusal by nobody, or given by a student."""
+    lines = content.splitlines(keepends=True)
+    return [
+        b"".join([*lines[:-1], lines[-1].replace(old, new)])
+        for old, new in [
+            (b'"teachers"', b'""'),
+            (b'"source": ""', b'"source": "student"'),
+            (b'"label": ', b'"label": 1'),
+        ]
+        if old in lines[-1]
+    ]
+
+
+LOSSES = {
+    "emptied": lambda content: b"",
+    "within its header": lambda content: content[:40],
+    "its header alone": lambda content: content.splitlines(keepends=True)[0],
+    "its tail in zeros": lambda content: content[:-300] + b"\0" * 300,
+    "all zeros": lambda content: b"\0" * len(content),
+    "a block at a line end": lambda content: b"".join(content.splitlines(keepends=True)[:-8]),
+    "a line in the middle": lambda content: b"".join(
+        content.splitlines(keepends=True)[:4] + content.splitlines(True)[5:]
+    ),
+    "another ledger": lambda content: b"hello",
+    "two lines exchanged": lambda content: b"".join(
+        [line for i in (0, 1, 3, 2) for line in content.splitlines(True)[i : i + 1]] + content.splitlines(True)[4:]
+    ),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_any_loss_is_found_and_nothing_is_written(tmp_path, loss):
+    path = tmp_path / "l.jsonl"
+    content = LOSSES[loss](spent_ledger(path))
+    path.write_bytes(content)
+    before = head(path).read_bytes()
+    with pytest.raises(MixMatchError, match=r"damaged|lost"):
+        Ledger(path, VOTES, MECHANISM)
+    assert (path.read_bytes(), head(path).read_bytes()) == (content, before)
+
+
+def test_an_edited_answer_is_found(tmp_path):
+    path = tmp_path / "l.jsonl"
+    for content in [*edited(spent_ledger(path, 8)), *edited(spent_ledger(path, 9))]:
+        path.write_bytes(content)
+        with pytest.raises(MixMatchError, match="damaged"):
+            Ledger(path, VOTES, MECHANISM)
+    middle = json.loads(content.splitlines()[12])
+    assert "answer" in middle
+
+
+def test_a_ledger_without_its_head_is_refused(tmp_path):
+    path = tmp_path / "l.jsonl"
+    spent_ledger(path)
+    for content in (None, b"", b"[]", b'{"lines": 3}'):
+        head(path).unlink() if content is None else head(path).write_bytes(content)
+        with pytest.raises(MixMatchError, match=r"l\.jsonl\.head"):
+            Ledger(path, VOTES, MECHANISM)
+
+
+def test_a_new_ledger_that_a_crash_left_without_a_head_goes_on(tmp_path):
+    """Its header alone, or a part of it: nothing has been charged."""
+    path = tmp_path / "l.jsonl"
+    header = spent_ledger(path).splitlines(keepends=True)[0]
+    for content in (header, header[:20], b""):
+        head(path).unlink()
+        path.write_bytes(content)
+        assert not Ledger(path, VOTES, MECHANISM).answers
+        assert path.read_bytes() == header
+
+
+def test_lines_beyond_the_head_count(tmp_path):
+    """A crash between a charge and its head: nothing followed from the charge, but it stays."""
     path = tmp_path / "l.jsonl"
     with Ledger(path, VOTES, MECHANISM) as book:
-        first = answer_queries(book, range(8), OPEN)
-        spent = book.rdp("realised")
-    path.write_bytes(path.read_bytes()[:-cut])
+        answer_queries(book, range(3), OPEN)
+        earlier = head(path).read_bytes()
+        book.reserve([5, 6])
+    head(path).write_bytes(earlier)
     with Ledger(path, VOTES, MECHANISM) as book:
-        assert (book.rdp("realised") >= spent * (1 - 1e-12)).all()
-        if cut == 1:  # only the end of the line is missing
-            assert book.answers == first
-        else:
-            assert book.open_charges == [7]
-        again = answer_queries(book, range(8), OPEN)
-        assert {row: again[row] for row in range(7)} == {row: first[row] for row in range(7)}
-    assert all(line.endswith("\n") for line in path.read_text().splitlines(keepends=True))
-    assert len(lines(path)) == 1 + 8 + 8
+        assert book.open_charges == [5, 6]
+    assert json.loads(head(path).read_text())["lines"] == 1 + 6 + 2
+    content = path.read_bytes()
+    head(path).write_bytes(earlier)
+    path.write_bytes(content[:-20])  # and a line that the crash cut short
+    with Ledger(path, VOTES, MECHANISM) as book:
+        assert book.open_charges == [5]
+
+
+def test_a_ledger_of_an_earlier_version_goes_on_as_a_chain(tmp_path):
+    path = tmp_path / "l.jsonl"
+    whole = [json.loads(line) for line in spent_ledger(path).splitlines()]
+    for line in whole:
+        line.pop("before")
+    whole[0]["ledger"] = 1
+    path.write_text("".join(json.dumps(line) + "\n" for line in whole))
+    head(path).unlink()
+    with Ledger(path, VOTES, MECHANISM) as book:
+        assert len(book.answers) == 8
+        answer_queries(book, range(10), OPEN)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"label": ', b'"label": 1', 1))
+    with pytest.raises(MixMatchError, match="damaged"):
+        Ledger(path, VOTES, MECHANISM)
+
+
+@posix
+def test_only_the_owner_can_read_a_ledger(tmp_path):
+    before = os.umask(0)
+    try:
+        path = tmp_path / "new" / "l.jsonl"
+        spent_ledger(path)
+        assert [oct(each.stat().st_mode & 0o777) for each in (path, head(path), path.parent)] == ["0o600"] * 2 + [
+            "0o700"
+        ]
+        path.chmod(0o644)
+        Ledger(path, VOTES, MECHANISM)
+        assert path.stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
 
 
 @posix

@@ -395,7 +395,7 @@ def test_replacing_a_file_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "model.safetensors"
     storage.replace_durably(path, b"old")
 
-    def fail(path: Path, content: bytes) -> None:
+    def fail(path: Path, content: bytes, mode: int) -> None:
         path.write_bytes(content[:1])
         raise OSError(28, "No space left on device")
 
@@ -407,3 +407,21 @@ def test_replacing_a_file_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.
     assert path.read_bytes() == b"old"
     storage.replace_durably(path, b"new")
     assert path.read_bytes() == b"new"
+
+
+def test_writing_follows_no_link(tmp_path: Path) -> None:
+    """Not one that lies where a file is to be, and not one under any name that could be foreseen."""
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"mine")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("result.json", ".result.json.writing", ".result.json.part"):
+        (folder / name).symlink_to(outside)
+    storage.replace_durably(folder / "result.json", b"new")
+    assert outside.read_bytes() == b"mine"
+    assert not (folder / "result.json").is_symlink()
+    assert (folder / "result.json").read_bytes() == b"new"
+    (folder / "there").symlink_to(outside)
+    with pytest.raises(FileExistsError):
+        storage.write_durably(folder / "there", b"new")
+    assert outside.read_bytes() == b"mine"

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from mixmatch.data.published.pate_answers import ANSWERS
 from mixmatch.data.split import Indices
 from mixmatch.privacy.checks import PrivacyError
+from mixmatch.privacy.ledger import read_lines
 from mixmatch.privacy.mechanisms import Answer
 from mixmatch.privacy.votes import REFUSED, Votes, open_file, read_integers, read_json
 
@@ -169,7 +170,7 @@ def _about(path: Path) -> dict[str, Any]:
 def _read_ledger(path: Path) -> Answers:
     def load() -> tuple[list[int], list[int]]:
         try:
-            header, *lines = map(json.loads, path.read_text().splitlines())
+            (header, *lines), *_ = read_lines(path, path.read_bytes())
             if "ledger" not in header:
                 raise ValueError
             answers = [line for line in lines if "answer" in line]

@@ -6,15 +6,20 @@ answer; "answer" is written and flushed before the answer is given to anyone and
 leaves either nothing (nothing was drawn), or a charge without an answer: it stays charged in full, and the query is
 answered under that charge, since no one has seen an answer. Nothing has followed from a line that a crash cut short.
 
+Lines are a chain: each carries the hash of all before it. How many there are and the hash of them all, the head, is
+kept in a second file, NAME.head, written after the lines and before anything follows from them. So a ledger that was
+cut, filled with zeros, edited or emptied is found out. Whoever can write both files can still forge both.
+
 The ledger is private: its charges are computed from the votes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,9 +32,11 @@ from mixmatch.privacy.accountant import Accountant, Costs, Epsilon
 from mixmatch.privacy.checks import PrivacyError, check_delta, positive
 from mixmatch.privacy.mechanisms import Answer, Mechanism, describe, noise_for
 from mixmatch.privacy.votes import Floats, Votes, array_sha256
-from mixmatch.storage import sync_folder, try_lock
+from mixmatch.storage import BINARY, PRIVATE, replace_durably, sync_folder, try_lock
 
-FORMAT = 1
+FORMAT = 2
+UNCHAINED = 1
+"""The format whose lines carry no hash. Such a ledger is continued with lines that do."""
 BLOCK = 64
 SHOWN_ORDERS = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
@@ -54,6 +61,61 @@ class Budget(NamedTuple):
             raise unknown("bound", self.bound, accountant.BOUNDS)
 
 
+class Chain(NamedTuple):
+    """So many lines of a ledger, and their hash."""
+
+    lines: int = 0
+    sha256: str = ""
+
+    def then(self, line: bytes) -> Chain:
+        return Chain(self.lines + 1, hashlib.sha256(self.sha256.encode() + line).hexdigest())
+
+
+def head_of(path: Path) -> Path:
+    """Where the head of a ledger is kept."""
+    return path.with_name(f"{path.name}.head")
+
+
+def read_lines(path: Path, content: bytes) -> tuple[list[dict[str, Any]], Chain, int]:
+    """The lines of a ledger, their chain, and how many bytes they are: what follows is a line that a crash cut short.
+    Raises an error if lines that were written are missing or changed."""
+    try:
+        kept = json.loads(head_of(path).read_text())
+        head = Chain(int(kept["lines"]), str(kept["sha256"]))
+    except FileNotFoundError:
+        head = Chain()
+    except (OSError, ValueError, KeyError, TypeError):
+        raise _lost(head_of(path), "cannot be read") from None
+    lines: list[dict[str, Any]] = []
+    chains, end = [Chain()], 0
+    raw = content.split(b"\n")
+    for number, text in enumerate(raw if raw[-1] else raw[:-1], 1):
+        line, expected = _parse(text), chains[-1].sha256
+        if line is None and number == len(raw) and number > head.lines:
+            break  # cut short by a crash before anything followed from it
+        if line is None:
+            raise _lost(path, f"is damaged: line {number} cannot be read")
+        begun_unchained = (lines[0] if lines else line).get("ledger") == UNCHAINED
+        chained = not begun_unchained or any("before" in last for last in lines[-1:])
+        if line.get("before", None if chained else expected) != expected:
+            raise _lost(path, f"is damaged: lines before line {number} have changed")
+        lines.append(line)
+        chains.append(chains[-1].then(text))
+        end += len(text) + 1
+    if head.lines >= len(chains) or chains[head.lines] != head:
+        raise _lost(path, f"is damaged: its first {head.lines:,} lines are not those that were written")
+    if not head.lines and len(lines) > 1 and lines[0].get("ledger") != UNCHAINED:
+        raise _lost(path, f"has lost {head_of(path).name}, which says how long it must be")
+    return lines, chains[-1], min(end, len(content))
+
+
+def _lost(path: Path, what: str) -> PrivacyError:
+    return PrivacyError(
+        f"{path} {what}, so what was spent cannot be known: restore the ledger and its head from a backup, or ask "
+        "these teachers nothing more"
+    )
+
+
 class Ledger:
     """One ledger file, held against other processes from opening to closing.
 
@@ -66,6 +128,7 @@ class Ledger:
         self.answers: dict[int, Answer] = {}
         self.open_charges: list[int] = []
         self._settled = Accountant(mechanism, self.orders)
+        self._chain = Chain()
         self._file = self._open()
         try:
             with self._writing():
@@ -153,8 +216,12 @@ class Ledger:
 
     def _open(self) -> FileIO:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = self.path.open("ab+", buffering=0)
+            if not self.path.parent.exists():
+                self.path.parent.mkdir(0o700, parents=True)
+            handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | BINARY, PRIVATE)
+            file = os.fdopen(handle, "ab+", buffering=0)
+            if os.name == "posix":
+                self.path.chmod(PRIVATE)  # one that was made before, too
         except OSError as error:
             raise PrivacyError(
                 f"cannot write {self.path}: {error.strerror}; choose another file with ledger="
@@ -165,38 +232,35 @@ class Ledger:
         return file
 
     def _load(self) -> None:
-        """Read the ledger, check that it is this one's, and cut off a last line that a crash left unfinished."""
+        """Read the ledger, check that it is whole and this one's, and cut off a last line that a crash left
+        unfinished."""
         self._file.seek(0)
         content = self._file.read()
-        end = content.rfind(b"\n") + 1
-        torn = bool(content[end:]) and _parse(content[end:]) is None
-        text = content[:end] if torn else content
-        lines = []
-        for number, line in enumerate(text.splitlines(), 1):
-            if (parsed := _parse(line)) is None:
-                raise self._damaged(number)
-            lines.append(parsed)
-        if not lines and not content.startswith(b'{"ledger"'[: len(content)]):
+        foreign = _parse(content.split(b"\n")[0]) is None and not content.startswith(b'{"ledger"'[: len(content)])
+        if foreign and not head_of(self.path).exists():
             raise PrivacyError(f"{self.path} is not a ledger: nothing was changed")
+        lines, self._chain, end = read_lines(self.path, content)
         if lines:
             self._check_header(lines[0])
             for number, parsed in enumerate(lines[1:], 2):
                 self._replay(number, parsed)
             self._add(self.answers)
-        if torn:
+        if end < len(content):
             self._file.truncate(end)
-        elif text and not text.endswith(b"\n"):
+        elif content and not content.endswith(b"\n"):
             self._write(b"\n")
         if not lines:
             self._append([self._header()])
             sync_folder(self.path.parent)
+        else:
+            self._keep_head()
 
-    def _damaged(self, number: int) -> PrivacyError:
-        return PrivacyError(f"line {number} of {self.path} is damaged: what was spent cannot be known from it")
+    def _keep_head(self) -> None:
+        replace_durably(head_of(self.path), json.dumps(self._chain._asdict()).encode(), PRIVATE)
 
     def _check_header(self, found: dict[str, Any]) -> None:
         expected = self._header()
-        if found.get("ledger") != FORMAT:
+        if found.get("ledger") not in (UNCHAINED, FORMAT):
             raise PrivacyError(f"{self.path} is not a ledger of this version: nothing was changed")
         if found.get("votes_sha256") != expected["votes_sha256"]:
             raise PrivacyError(f"{self.path} is the ledger of other votes: give these their own with ledger=")
@@ -221,16 +285,24 @@ class Ledger:
                 self.open_charges.remove(row)
                 self.answers[row] = Answer(label, source)
         except (KeyError, TypeError, ValueError):
-            raise self._damaged(number) from None
+            raise _lost(self.path, f"is damaged: line {number} makes no sense after those before it") from None
 
     def _append(self, lines: Sequence[dict[str, Any]]) -> None:
         """All lines or none: what a full disk left of them is taken back, since nothing followed from it yet."""
-        end = self._file.seek(0, os.SEEK_END)
+        end, before, content = self._file.seek(0, os.SEEK_END), self._chain, b""
+        for line in lines:
+            text = json.dumps({**line, "before": self._chain.sha256}).encode()
+            self._chain, content = self._chain.then(text), content + text + b"\n"
         with self._writing():
             try:
-                self._write("".join(json.dumps(line) + "\n" for line in lines).encode())
+                self._write(content)
+                self._keep_head()
             except OSError:
+                self._chain = before
                 self._file.truncate(end)
+                if before.lines:
+                    with suppress(OSError):
+                        self._keep_head()
                 raise
 
     def _write(self, content: bytes) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from mixmatch.data import is_path
 from mixmatch.execution import here
 from mixmatch.settings import resolve
-from mixmatch.storage import replace_durably
+from mixmatch.storage import PRIVATE, replace_durably
 from mixmatch.text import duration
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record
@@ -88,4 +88,5 @@ def train_runs(
 
 
 def write_record(path: Path, record: Record) -> None:
-    replace_durably(path, (json.dumps(record, indent=1) + "\n").encode())
+    """Write a record that only its owner may read: it says what was found in private data."""
+    replace_durably(path, (json.dumps(record, indent=1) + "\n").encode(), PRIVATE)

@@ -31,7 +31,7 @@ from mixmatch.methods import METHODS
 from mixmatch.privacy.runs import RunOptions, Say, make_run, silent, train_runs, write_record
 from mixmatch.privacy.votes import Votes, from_labels
 from mixmatch.settings import resolve
-from mixmatch.storage import replace_durably
+from mixmatch.storage import PRIVATE, replace_durably
 from mixmatch.training.device import pick_device
 from mixmatch.training.run import Record, RunFolder
 from mixmatch.training.session import Work
@@ -42,7 +42,7 @@ STEPS = 3000
 IMAGE_SIZE = 32
 """Pixels on a side of private images in a folder, unless the public ones are of another size."""
 
-PRIVATE = """\
+NOTICE = """\
 The models in this folder were trained on private data and can reveal it. Do not publish them, nor votes.npz next to
 this folder: publish the noisy answers of `mixmatch pate label` and the student that learned from them.
 """
@@ -248,11 +248,12 @@ def _begin(out: Path, about: Record, shards: Sequence[Indices], resume: bool) ->
         raise MixMatchError(f"{path} cannot be read ({error})") from None
     if before is None:
         try:
-            (out / "teachers").mkdir(parents=True, exist_ok=True)
-            (out / "teachers").chmod(0o700)
-            (out / "teachers" / "PRIVATE.txt").write_text(PRIVATE)
+            for folder in (out, out / "teachers"):
+                folder.mkdir(parents=True, exist_ok=True)
+                folder.chmod(0o700)
+            (out / "teachers" / "PRIVATE.txt").write_text(NOTICE)
             rows = {"shards": [rows.tolist() for rows in shards]}
-            replace_durably(path, json.dumps({**about, **rows}).encode())
+            replace_durably(path, json.dumps({**about, **rows}).encode(), PRIVATE)
         except OSError as error:
             raise MixMatchError(f"cannot write to {out}: {error.strerror}; choose another folder with out=") from None
         return
@@ -284,4 +285,4 @@ def _vote(folder: Path, public: Rows, public_sha256: str, device: str) -> npt.ND
 def _save(path: Path, write: Callable[[io.BytesIO], None]) -> None:
     content = io.BytesIO()
     write(content)
-    replace_durably(path, content.getvalue())
+    replace_durably(path, content.getvalue(), PRIVATE)
