@@ -3,8 +3,9 @@
     python benchmarks/tune_kernels.py                     # minutes; needs a GPU
     python benchmarks/tune_kernels.py --output mine.json  # look first
     python benchmarks/tune_kernels.py --only "tma forward"
+    python benchmarks/tune_kernels.py --images 512 --groups 1 --output mine.json    # FixMatch's: is it worth other tiles?
 
-For each convolution of WRN-28-2 at batch 64 (three batches of mixed images): forwards with batch norm's sums, backwards
+For each convolution of WRN-28-2, by default at batch 64 (three batches of mixed images): forwards with batch norm's sums, backwards
 through batch norm's, and the gradient of the weights. Fastest is what takes the least time where three streams do the
 same at once, because a step keeps the GPU busy with other work too. Prints the best of ours, alone and busy, beside
 cuDNN's convolution alone, which leaves the sums and leaky ReLU still to do. Processes compile in parallel and take
@@ -29,7 +30,7 @@ from mixmatch.networks.cuda import launch, tiles, tma
 from mixmatch.networks.cuda.shape import Convolution, Norm
 from mixmatch.networks.cuda.tiles import Work
 
-IMAGES, GROUPS, STREAMS = 192, 3, 3
+STREAMS = 3
 
 Times = tuple[float, float]
 """Microseconds of a kernel alone, and of each where several streams have one."""
@@ -41,6 +42,8 @@ class Job(NamedTuple):
     conv: Convolution
     tiles: tuple[tuple[int, ...], ...]
     lock: str
+    images: int
+    groups: int
 
     @property
     def key(self) -> str:
@@ -91,21 +94,21 @@ def candidates(work: Work, tma: bool, conv: Convolution) -> Iterator[tuple[int, 
 
 def tune(job: Job) -> tuple[str, list[tuple[Times, tuple[int, ...]]], Times]:
     """Times of a job's tiles, and cuDNN's."""
-    conv, work = job.conv, job.work
+    conv, work, images, groups = job.conv, job.work, job.images, job.groups
     into, out, size, stride = conv.in_channels, conv.out_channels, conv.in_size, conv.stride
     torch.manual_seed(0)
-    x = torch.randn(IMAGES, size, size, into, device="cuda").bfloat16()
+    x = torch.randn(images, size, size, into, device="cuda").bfloat16()
     (tma.disabled.discard if job.tma else tma.disabled.add)(x.device)
-    g = torch.randn(IMAGES, size // stride, size // stride, out, device="cuda").bfloat16()
+    g = torch.randn(images, size // stride, size // stride, out, device="cuda").bfloat16()
     w = (0.1 * torch.randn(out, into, 3, 3, device="cuda")).to(memory_format=torch.channels_last)
     channels = max(into, out)
     norm = Norm(0, "", channels, size, 0)
     gamma, beta = torch.ones(channels, device="cuda"), torch.zeros(channels, device="cuda")
     parameters = [w, torch.zeros(out, device="cuda"), gamma, beta]
-    kernels = launch.Launcher((conv,), (norm,), launch.pack_weights([w]), parameters, x, IMAGES // GROUPS)
+    kernels = launch.Launcher((conv,), (norm,), launch.pack_weights([w]), parameters, x, images // groups)
     kernels.expand_weights(work is Work.BACKWARD)
     sums, input_sums = kernels.zero_sums(), kernels.zero_sums()
-    input_sums[:, 1] = IMAGES // GROUPS * size * size
+    input_sums[:, 1] = images // groups * size * size
     gradient = torch.zeros(w.numel(), device="cuda")
     ours: dict[Work, Callable[[], Any]] = {
         Work.FORWARD: lambda: kernels.convolve(x, conv, norm=norm, sums=sums),
@@ -184,6 +187,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=table)
     parser.add_argument("--only", default="", help="those whose name in the table has this in it; others stay")
     parser.add_argument("--processes", type=int, default=16)
+    parser.add_argument("--images", type=int, default=192)
+    parser.add_argument("--groups", type=int, default=3, help="batches that are normalized by themselves")
     args = parser.parse_args()
     shapes = [(32, 32, 32, 1), (16, 64, 64, 1), (8, 128, 128, 1), (32, 32, 64, 2), (16, 64, 128, 2)]
     shapes += [(32, 16, 32, 1), (32, 3, 16, 1)]
@@ -198,7 +203,7 @@ def main() -> None:
             for work, by_tma in kinds:
                 found = tuple(candidates(work, by_tma, conv))
                 for i in range(0, len(found), 12):
-                    job = Job(work, by_tma, conv, found[i : i + 12], lock.name)
+                    job = Job(work, by_tma, conv, found[i : i + 12], lock.name, args.images, args.groups)
                     jobs += [job] if args.only in job.key else []
         if not jobs:
             parser.error(f"no kernel has '{args.only}' in its name: see {table.name}")
