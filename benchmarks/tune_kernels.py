@@ -3,13 +3,13 @@
     python benchmarks/tune_kernels.py                     # minutes; needs a GPU
     python benchmarks/tune_kernels.py --output mine.json  # look first
     python benchmarks/tune_kernels.py --only "tma forward"
-    python benchmarks/tune_kernels.py --images 512 --groups 1 --output mine.json    # FixMatch's: is it worth other tiles?
+    python benchmarks/tune_kernels.py --images 512 --groups 1 --output mine.json  # those of FixMatch
 
-For each convolution of WRN-28-2, by default at batch 64 (three batches of mixed images): forwards with batch norm's sums, backwards
-through batch norm's, and the gradient of the weights. Fastest is what takes the least time where three streams do the
-same at once, because a step keeps the GPU busy with other work too. Prints the best of ours, alone and busy, beside
-cuDNN's convolution alone, which leaves the sums and leaky ReLU still to do. Processes compile in parallel and take
-turns at timing.
+For each convolution of WRN-28-2, by default at batch 64 (three batches of mixed images): forwards with batch norm's
+sums, backwards through batch norm's, and the gradient of the weights. Fastest is what takes the least time where three
+streams do the same at once, because a step keeps the GPU busy with other work too. Prints the best of ours, alone and
+busy, beside cuDNN's convolution alone, which leaves the sums and leaky ReLU still to do. Processes compile in parallel
+and take turns at timing.
 """
 
 from __future__ import annotations
