@@ -93,7 +93,8 @@ class Setting:
             elif kind is bool:
                 words.append("true or false")
             elif kind is str:
-                words.append("a file" if self.metavar == "FILE" else "a name")
+                shown = self.metavar or ""
+                words.append("a file" if shown == "FILE" else shown.replace("|", " or ") if "|" in shown else "a name")
             elif kind in (int, float):
                 words.append(self._range("whole number" if kind is int else "number"))
         return " or ".join(words)
