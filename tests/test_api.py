@@ -730,6 +730,36 @@ def test_someone_elses_file(tmp_path: Path) -> None:
         mixmatch.load(tmp_path / "model.safetensors")
 
 
+def test_a_record_names_our_commit_and_nobody_elses(tmp_path: Path) -> None:
+    """An environment in somebody's repository has mixmatch under it, which is not a part of theirs."""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True)
+    installed = tmp_path / "env" / "lib" / "site-packages" / "mixmatch"
+    ours = tmp_path / "src" / "mixmatch"
+    for folder in (installed, ours):
+        folder.mkdir(parents=True)
+    assert records._commit(installed) is None
+    assert records._commit(ours) is not None
+
+
+def test_a_sources_name_stays_inside_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    evil = tiny_source(name="../../evil")
+    mixmatch.train(evil, **TINY, network=Network(), device=torch.device("cpu"), reporter=Quiet())
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+    assert [path.name for path in (tmp_path / "here" / "runs").iterdir()] == ["evil-mixmatch-6-seed1"]
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_no_name_is_not_the_current_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MixMatchError, match="data is empty: give a name"):
+        mixmatch.train(name)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_commit_that_was_only_told_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside a checkout nobody can tell whether the files are those of the commit."""
     from mixmatch.training import record

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from mixmatch import data as data_
@@ -47,7 +48,7 @@ def train(
     checkpoint_every: int | None = None,
     config: str | Path | None = None,
     network: str | nn.Module | None = None,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     compile: bool | None = None,
     data_dir: str | Path | None = None,
     strict: bool = False,
@@ -81,7 +82,7 @@ def train(
         config: start from the settings in this file, a run's config.json or TOML; those given here win.
         network: a name for `mixmatch.networks.build`, or any `torch.nn.Module` that maps images (or features) to
             logits.
-        device: `auto`, `cpu`, `cuda`, `mps`.
+        device: `auto`, `cpu`, `cuda`, `mps`, or a `torch.device`.
         compile: compile the step for speed: by default on CUDA, where a run is long enough to repay it.
         data_dir: where the data files are; by default MIXMATCH_DATA or a cache folder.
         strict: refuse data files that are not the published ones.
@@ -134,7 +135,7 @@ def train(
         checkpoint=checkpoint,
         checkpoint_every=checkpoint_every,
         config=config,
-        device=device,
+        device=str(device),
         compile=compile,
         data_dir=data_dir,
         strict=strict,
@@ -207,9 +208,9 @@ def _check_names(settings: Iterable[str]) -> None:
             raise unknown("parameter", name, parameters)
 
 
-def load(path: str | Path, *, device: str = "auto", network: nn.Module | None = None) -> Classifier:
+def load(path: str | Path, *, device: str | torch.device = "auto", network: nn.Module | None = None) -> Classifier:
     """The classifier of a run folder or of a model.safetensors file. An unfinished run gives its newest checkpoint."""
-    return load_run(path, device, network)
+    return load_run(path, str(device), network)
 
 
 def open_run(

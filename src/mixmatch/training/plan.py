@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,8 @@ def plan(
         from_file, how = settings_.read_file(Path(config), given.get("method"))
         given, reading = {**from_file, **given}, {**how, **reading}
     name = data if isinstance(data, str) else data.name
+    if not name.strip():
+        raise MixMatchError("data is empty: give a name (digits, cifar10, ...) or a path")
     _check_reading(data, reading)
     reading = {name: list(v) if isinstance(v, tuple) else v for name, v in Reading.of(reading).given.items()}
     method, network = given.get("method"), given.get("network")
@@ -78,7 +81,10 @@ def plan(
 
 def default_folder(settings: Settings) -> Path:
     """Where a run goes if nothing else is said."""
-    data = Path(settings.data).resolve().name if is_path(settings.data) else settings.data
+    if is_path(settings.data):
+        data = Path(settings.data).resolve().name
+    else:  # a Source may have any name
+        data = re.sub(r"[^\w.+-]+", "-", settings.data).strip("-.") or "data"
     method = settings.method.replace(":", "-")
     return Path("runs") / f"{data}-{method}-{settings.labels}-seed{settings.seed}"
 

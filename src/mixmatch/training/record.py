@@ -93,7 +93,7 @@ def versions() -> dict[str, str | None]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "commit": _commit(Path(__file__).parent) or _unverified(os.environ.get("MIXMATCH_COMMIT")),
+        "commit": _commit(Path(__file__).parents[1]) or _unverified(os.environ.get("MIXMATCH_COMMIT")),
     }
 
 
@@ -102,10 +102,14 @@ def _unverified(commit: str | None) -> str | None:
     return f"{commit} (from MIXMATCH_COMMIT, not verified)" if commit else None
 
 
-def _commit(folder: Path) -> str | None:
+def _commit(package: Path) -> str | None:
+    """Of the checkout that a package lies in as ours does. An environment may lie in somebody else's repository."""
+    root = package.parents[1]
+    if package != root / "src" / "mixmatch" or not (root / ".git").exists():
+        return None
     try:
         answer = subprocess.run(
-            ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"],
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
             capture_output=True,
             text=True,
             timeout=10,
