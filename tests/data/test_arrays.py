@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -267,3 +268,64 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", FEATURES)
     with pytest.raises(MixMatchError, match="give labels_file="):
         read_arrays(tmp_path / "x.npy")
+
+
+# ---------------------------------------------------------------------------------------------------- damaged files
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_flipped_bits_are_read_or_one_line(tmp_path: Path, save: Any) -> None:
+    path = tmp_path / "own.npz"
+    save(path, x=IMAGES, y=Y)
+    content, rng = path.read_bytes(), np.random.default_rng(0)
+    refused: list[str] = []
+    for _ in range(250):
+        damaged = bytearray(content)
+        damaged[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
+        path.write_bytes(damaged)
+        try:
+            read_arrays(path)
+        except MixMatchError as error:
+            refused.append(str(error))
+    assert 50 < len(refused) < 250
+    assert not any("\n" in line for line in refused)
+
+
+def test_members_that_cannot_be_unpacked_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "own.npz"
+    np.savez(path, x=IMAGES, y=Y)
+    content = path.read_bytes()
+    for offset, value in ((6, 1), (8, 99), (8, 14)):  # encrypted; an unknown compression; LZMA, which it is not
+        damaged = bytearray(content)
+        for mark, further in ((b"PK\x03\x04", 0), (b"PK\x01\x02", 2)):
+            place = content.find(mark)
+            while place >= 0:
+                damaged[place + offset + further] = value
+                place = content.find(mark, place + 1)
+        path.write_bytes(damaged)
+        with pytest.raises(MixMatchError, match="it is damaged or no"):
+            read_arrays(path)
+
+
+def test_a_header_that_lies_is_one_line(tmp_path: Path) -> None:
+    for shape in ("(999999999999, 8, 5, 3)", "(-6, 8, 5, 3)", "(6, 8, 5, 9**9)", "(" * 200):
+        header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(246) + b"\n"
+        array = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + IMAGES.tobytes()
+        with zipfile.ZipFile(tmp_path / "own.npz", "w") as file:
+            file.writestr("x.npy", array)
+        (tmp_path / "own.npy").write_bytes(array)
+        for name in ("own.npz", "own.npy"):
+            with pytest.raises(MixMatchError, match="cannot read"):
+                read_arrays(tmp_path / name)
+
+
+def test_what_unpacks_to_far_more_than_it_is_asks_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "own.npz"
+    np.savez_compressed(path, x=np.zeros((6, 1024, 1024, 3), np.uint8), y=Y)
+    monkeypatch.setenv("MIXMATCH_UNPACK_GB", "0.01")
+    with pytest.raises(
+        MixMatchError, match=r"unpacks to 0.0 GB, .* times its size: if that is right, set MIXMATCH_UNP"
+    ):
+        read_arrays(path)
+    monkeypatch.setenv("MIXMATCH_UNPACK_GB", "1")
+    assert read_arrays(path).inputs.shape == (6, 1024, 1024, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -154,8 +155,8 @@ def input_axes(path: Path) -> int:
                 version = np.lib.format.read_magic(member)
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 return len(read(member)[0])
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-        return 0  # reading it says why
+    except Exception:  # reading it says why
+        return 0
 
 
 # ------------------------------------------------------------------------------------------------- reading the file
@@ -163,6 +164,8 @@ def input_axes(path: Path) -> int:
 
 def _load(path: Path) -> dict[str, Array]:
     try:
+        if zipfile.is_zipfile(path):
+            _check_unpacked(path)
         loaded = np.load(path, mmap_mode="r", allow_pickle=False)  # of a .npz nothing is mapped
         if isinstance(loaded, np.ndarray):
             return {"x": loaded}
@@ -172,12 +175,26 @@ def _load(path: Path) -> dict[str, Array]:
         raise MixMatchError(f"there is no file {path}") from None
     except OSError as error:
         raise MixMatchError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    except MixMatchError:
+        raise
+    except Exception as error:  # a damaged file makes zipfile, zlib and NumPy raise nearly everything
         if "pickle" in str(error) and _starts_with(path, b"\x93NUMPY", b"PK", b"\x80"):
             reason = "it holds Python objects, which could run anything when loaded; save plain numbers or text"
         else:
             reason = "it is damaged or no .npz or .npy file"
         raise MixMatchError(f"cannot read {path}: {reason}") from None
+
+
+def _check_unpacked(path: Path) -> None:
+    """Refuse a file that unpacks to far more than it is: it may be made to fill the memory."""
+    with zipfile.ZipFile(path) as file:
+        unpacked = sum(member.file_size for member in file.infolist())
+    limit = float(os.environ.get("MIXMATCH_UNPACK_GB", "1")) * 2**30
+    if unpacked > limit and unpacked > 100 * path.stat().st_size:
+        raise MixMatchError(
+            f"{path} unpacks to {unpacked / 2**30:,.1f} GB, {unpacked / path.stat().st_size:,.0f} times its size: if "
+            f"that is right, set MIXMATCH_UNPACK_GB={math.ceil(unpacked / 2**30)}"
+        )
 
 
 def _starts_with(path: Path, *marks: bytes) -> bool:
