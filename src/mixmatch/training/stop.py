@@ -52,7 +52,10 @@ class Stop:
 
         before: dict[int, Any] = {}
         for number in (int(signal.SIGINT), int(signal.SIGTERM)):
-            before[number] = signal.getsignal(number)
+            handler = signal.getsignal(number)
+            if handler in (signal.SIG_IGN, None):  # nohup and the like: whoever started us wants it ignored
+                continue
+            before[number] = handler
             signal.signal(number, note)
         try:
             yield
