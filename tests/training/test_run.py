@@ -7,12 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mixmatch.errors import MixMatchError
+from mixmatch.training import checkpoint
+from mixmatch.training.checkpoint import Checkpoint
 from mixmatch.training.run import RunFolder
 
 HOLD = """if True:
@@ -64,6 +68,84 @@ def test_the_lock_is_let_go_of_after_an_error(tmp_path: Path) -> None:
         raise ZeroDivisionError
     with run.lock(), pytest.raises(MixMatchError, match="another process"), RunFolder(tmp_path).lock():
         pass
+
+
+def checkpoint_at(step: int) -> Checkpoint:
+    weights = {"w": torch.full((2,), float(step))}
+    return Checkpoint(weights, weights, {}, {"step": step, "evaluations": 0, "seconds": 0.0})
+
+
+def test_of_two_attempts_without_a_working_lock_the_later_one_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a file system without locks: a machine that was cut off comes back while the run continues elsewhere."""
+    monkeypatch.setattr("mixmatch.training.run.try_lock", lambda handle: True)
+    older, newer = RunFolder(tmp_path), RunFolder(tmp_path)
+    config = {"settings": {"steps": 2}, "classes": [], "input_shape": [], "split": {"hash": ""}}
+    writes: list[Callable[[RunFolder], None]] = [
+        lambda run: run.write_config(config),
+        lambda run: run.append_metrics({"step": 1}),
+        lambda run: run.save_checkpoint(checkpoint_at(1)),
+        lambda run: run.cut_metrics(1),
+        lambda run: run.forget_after(1),
+        lambda run: run.end_at(2),
+        lambda run: run.write_result({"steps": 2}),
+    ]
+    with older.lock():
+        for write in writes:
+            write(older)
+        with newer.lock():
+            before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+            for write in writes:
+                with pytest.raises(MixMatchError, match="another attempt at .* has begun since: this one ends"):
+                    write(older)
+            assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+            for write in writes:
+                write(newer)
+    assert newer.attempt() == 2
+
+
+def test_two_attempts_that_begin_at_once_have_one_number_and_one_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mixmatch.training.run.try_lock", lambda handle: True)
+    monkeypatch.setattr(RunFolder, "attempt", lambda run: 0)
+    first, second = RunFolder(tmp_path), RunFolder(tmp_path)
+    with first.lock(), second.lock():
+        second.check_attempt()
+        with pytest.raises(MixMatchError, match="another attempt"):
+            first.check_attempt()
+
+
+def test_an_attempt_that_begins_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither puts its half in place, nor touches what the later one writes."""
+    monkeypatch.setattr("mixmatch.training.run.try_lock", lambda handle: True)
+    older, newer, write = RunFolder(tmp_path), RunFolder(tmp_path), checkpoint.write_durably
+
+    def overtaken(path: Path, content: bytes) -> None:
+        monkeypatch.setattr(checkpoint, "write_durably", write)
+        with newer.lock():
+            newer.save_checkpoint(checkpoint_at(2))
+        write(path, content)
+
+    with older.lock():
+        older.save_checkpoint(checkpoint_at(1))
+        monkeypatch.setattr(checkpoint, "write_durably", overtaken)
+        with pytest.raises(MixMatchError, match="another attempt"):
+            older.save_checkpoint(checkpoint_at(3))
+    found = checkpoint.list_checkpoints(tmp_path / "checkpoint")
+    assert [path.name for path in found] == ["step-00000002", "step-00000001"]
+    assert checkpoint.load(found[0]).weights["w"].tolist() == [2.0, 2.0]
+    assert not (tmp_path / "checkpoint/.writing").exists()
+
+
+def test_a_folder_without_a_number_is_an_earlier_version_s(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    assert run.attempt() == 0
+    with run.lock():
+        (tmp_path / ".attempt").unlink()  # as a copy without hidden files
+        run.append_metrics({"step": 1})
+    assert [record["step"] for record in run.metrics()] == [1]
 
 
 def test_a_place_that_cannot_be_written_to(tmp_path: Path) -> None:

@@ -7,13 +7,15 @@ disk and renamed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import safetensors
 import safetensors.torch
@@ -58,13 +60,18 @@ def _step_of(path: Path) -> int:
     return int(number) if number.isdecimal() else -1  # someone else's folder comes last
 
 
-def save(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint and keep the one before it. On failure (a full disk) the earlier ones are as they were."""
+def save(folder: Path, checkpoint: Checkpoint, check: Callable[[], None] = lambda: None) -> Path:
+    """Write a checkpoint and keep the one before it. On failure (a full disk) the earlier ones are as they were.
+
+    Args:
+        check: called when all is written, before the checkpoint is put in its place; an error keeps it from there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     _clean(folder)
-    temporary, final = folder / ".writing", folder / name_of(checkpoint.step)
+    # A name of its own, so that two processes never write to the same files.
+    temporary, final = folder / ".writing" / uuid4().hex, folder / name_of(checkpoint.step)
     try:
-        temporary.mkdir()
+        temporary.mkdir(parents=True)
         hashes = {}
         for part in TENSORS:
             if part == "method" and not checkpoint.method:
@@ -75,8 +82,11 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         state = {**checkpoint.state, "sha256": {**hashes, "state": _state_hash(checkpoint.state)}}
         write_durably(temporary / "state.json", json.dumps(state, indent=1).encode())
         sync_folder(temporary)
+        check()
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another process may be writing there
+            temporary.parent.rmdir()
         raise
     if final.exists():
         final.rename(folder / ".replaced")

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from mixmatch.errors import MixMatchError
-from mixmatch.training import checkpoint
 from mixmatch.training.checkpoint import Checkpoint
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record, RunFolder
@@ -161,7 +160,7 @@ class Loop:
         trainer.check_finite()
         now = trainer.checkpoint()
         now.state.update(evaluations=self._records, seconds=self.seconds)
-        checkpoint.save(self.run.checkpoints, now)
+        self.run.save_checkpoint(now)
         self._saved_at, self._saved_time = trainer.step, time.monotonic()
 
     @contextlib.contextmanager

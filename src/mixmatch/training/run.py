@@ -5,6 +5,7 @@ metrics.jsonl        a line per evaluation
 checkpoint/          the last two checkpoints
 model.safetensors    the averaged model, with what it takes to use it in its metadata
 result.json          written when the run is finished: the record that tables and reports are made from
+.attempt             which attempt at the run may write: its number, and a mark of its own
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from mixmatch.errors import MixMatchError
-from mixmatch.storage import replace_durably, try_lock
+from mixmatch.storage import replace_durably, temporary, try_lock, write_durably
 from mixmatch.text import duration, html_table
 from mixmatch.training import checkpoint
 from mixmatch.training.checkpoint import Checkpoint, Damaged
@@ -57,11 +59,16 @@ class RunRecord(Record):
         return html_table([*self._shown().items(), *more, *steps, *([("report", report)] if report else [])])
 
 
+class Busy(MixMatchError):
+    """Another process holds the run folder."""
+
+
 class RunFolder:
     """Reads and writes one run. Write only while holding `lock()`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._attempt = ""
         self.checkpoints = path / "checkpoint"
         self.model = path / "model.safetensors"
 
@@ -89,7 +96,10 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder against other processes. The system lets go of it even if the process is killed."""
+        """Hold the folder against other processes. The system lets go of it even if the process is killed.
+
+        Not every file system keeps locks between machines. There the last attempt to begin may write, and no other.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             file = (self.path / ".lock").open("a+")
@@ -99,16 +109,39 @@ class RunFolder:
             ) from None
         with file:
             if not try_lock(file.fileno()):
-                raise MixMatchError(
+                raise Busy(
                     f"another process is writing to {self.path}: wait for it or choose another folder with out="
                 )
             try:
+                self._begin_attempt()
                 yield
             except OSError as error:
                 why = error.strerror or error
                 raise MixMatchError(
                     f"cannot write to {self.path} ({why}): make room, then continue with resume=True"
                 ) from None
+
+    def attempt(self) -> int:
+        """How many times this run was begun or resumed; 0 if an earlier version did it."""
+        number = self._attempt_file().partition(" ")[0]
+        return int(number) if number.isdecimal() else 0
+
+    def _attempt_file(self) -> str:
+        path = self.path / ".attempt"
+        return path.read_text().strip() if path.exists() else ""
+
+    def _begin_attempt(self) -> None:
+        """Two that begin at once have the same number; their marks differ, and the last one written counts."""
+        self._attempt = f"{self.attempt() + 1} {uuid4().hex}"
+        path = self.path / ".attempt"
+        with temporary(path) as part:
+            write_durably(part, self._attempt.encode())
+            part.replace(path)
+
+    def check_attempt(self) -> None:
+        """An error if another attempt at this run has begun since this one locked the folder."""
+        if self._attempt and self._attempt_file() not in ("", self._attempt):
+            raise MixMatchError(f"another attempt at {self.path} has begun since: this one ends, the other continues")
 
     def write_config(self, config: Record) -> None:
         self._write("config.json", {"format": FORMAT, **config})
@@ -155,6 +188,7 @@ class RunFolder:
         return records
 
     def append_metrics(self, record: Record) -> None:
+        self.check_attempt()
         with (self.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(record) + "\n")
             file.flush()
@@ -168,7 +202,16 @@ class RunFolder:
                 f"{self.path}/metrics.jsonl has {len(lines)} of the {count} evaluations its checkpoint knows of: "
                 "it was changed by hand; start again in another folder"
             )
+        self.check_attempt()
         replace_durably(self.path / "metrics.jsonl", "".join(lines[:count]).encode())
+
+    def save_checkpoint(self, now: Checkpoint) -> None:
+        self.check_attempt()
+        try:
+            checkpoint.save(self.checkpoints, now, self.check_attempt)
+        except OSError:
+            self.check_attempt()  # another attempt may have removed what this one was writing
+            raise
 
     def load_checkpoint(self, name: str | None = None) -> Checkpoint | None:
         """The newest checkpoint, or the one named; None if there is none yet.
@@ -199,11 +242,13 @@ class RunFolder:
 
     def _forget_end(self) -> None:
         """Remove what a finished run has: until there is another, its newest checkpoint is its model."""
+        self.check_attempt()
         (self.path / "result.json").unlink(missing_ok=True)
         if checkpoint.list_checkpoints(self.checkpoints):
             self.model.unlink(missing_ok=True)
 
     def _write(self, name: str, content: Record) -> None:
+        self.check_attempt()
         replace_durably(self.path / name, json.dumps(content, indent=1).encode())
 
     def _read(self, name: str, missing: str | None = None) -> Record:

@@ -364,6 +364,7 @@ def running(work: Work, stop: Stop, side_by_side: bool = False) -> Generator[Non
             run.write_config(about)
         shown = progress.Several(reporter, progress.TensorBoard(run.path))
         seconds = yield from Loop(trainer, run, shown, stop, saved, job.checkpoint_every, watch_for(trainer)).turns()
+        run.check_attempt()
         averaged(trainer).save(run.model)
         record = make_record(
             settings, data.split, run.metrics(), seconds, device, trainer.engine, trainer.machines, threads=count
