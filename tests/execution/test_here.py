@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,12 @@ def job(out: Path, seed: int, **given: Any) -> dict[str, Any]:
     return {"data": source(), "out": out, "seed": seed, **settings, **more, **given}
 
 
-def run_all(jobs: list[dict[str, Any]], *given: Any, **more: Any) -> list[Outcome]:
+def run_all(
+    jobs: list[dict[str, Any]],
+    limit: int | None = None,
+    started: Callable[[int], None] = lambda number: None,
+    ended: Callable[[int, Outcome], None] = lambda number, outcome: None,
+) -> list[Outcome]:
     """What `train` would do for each of these, side by side."""
     how = ("data", "out", "resume", "checkpoint_every", "device", "reporter")
     work = [
@@ -50,7 +56,11 @@ def run_all(jobs: list[dict[str, Any]], *given: Any, **more: Any) -> list[Outcom
         )
         for each in jobs
     ]
-    return here.run_all(work, *given, **more)
+    outcomes = {}
+    for number, outcome in here.run(work, limit, started):
+        ended(number, outcome)
+        outcomes[number] = outcome
+    return [outcomes[number] for number in range(len(jobs))]
 
 
 def test_each_run_is_bit_for_bit_what_it_is_alone(tmp_path: Path) -> None:
@@ -110,8 +120,8 @@ def test_what_does_not_fit_beside_others_is_tried_with_fewer() -> None:
             yield
         return {"number": number}
 
-    outcomes = scheduler.run(4, make, Stop(), lambda number: None, lambda number, outcome: None)
-    assert outcomes == [{"number": number} for number in range(4)]
+    outcomes = dict(scheduler.run(4, make, Stop(), lambda number: None))
+    assert outcomes == {number: {"number": number} for number in range(4)}
     assert (2, 3) in begun
     assert (2, 2) in begun
     assert scheduler.limit == 2
@@ -200,7 +210,7 @@ def test_a_run_alone_starts_however_little_memory_there_seems_to_be(monkeypatch:
         yield
         return {"number": number}
 
-    outcomes = Scheduler(2).run(6, make, Stop(), lambda number: None, lambda number, outcome: None)
+    outcomes = list(Scheduler(2).run(6, make, Stop(), lambda number: None))
     assert len(outcomes) == 6
 
 
@@ -218,7 +228,7 @@ def test_memory_decides_how_many_run_at_a_time(monkeypatch: pytest.MonkeyPatch) 
         alive.remove(number)
         return {"number": number}
 
-    Scheduler(5).run(6, make, Stop(), lambda number: None, lambda number, outcome: None)
+    list(Scheduler(5).run(6, make, Stop(), lambda number: None))
     assert most == 3  # a fourth would find 10 of the 30 it needs
 
 

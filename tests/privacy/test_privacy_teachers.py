@@ -13,7 +13,7 @@ import mixmatch
 from mixmatch.data import load, pate
 from mixmatch.data.pate import cut, open_shard
 from mixmatch.errors import MixMatchError
-from mixmatch.privacy import runs, teachers
+from mixmatch.privacy import teachers
 from mixmatch.privacy.runs import RunOptions, make_run, train_runs
 from mixmatch.privacy.teachers import Plan
 from mixmatch.privacy.votes import read_votes, vote_classes
@@ -116,8 +116,8 @@ def test_going_on(trained, tmp_path, monkeypatch):
     _, voted = trained
     out = tmp_path / "out"
 
-    def stop_after_one(runs, *given):
-        train_runs(runs[:1], *given)
+    def stop_after_one(runs, *given, **more):
+        train_runs(runs[:1], *given, **more)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(teachers, "train_runs", stop_after_one)
@@ -209,18 +209,16 @@ def test_public_images_of_another_shape(tmp_path):
         train_teachers("digits", 2, tmp_path / "out", queries=str(tmp_path / "public.npy"), **TINY)
 
 
-def test_progress_counts_teachers(monkeypatch, tmp_path):
-    def run_all(work, started, ended):
-        records = [{"seed": each.job.settings.seed} for each in work]
-        for number, record in enumerate(records):
-            started(number)
-            ended(number, record)
-        return records
+def test_progress_counts_teachers(tmp_path):
+    class Instant:
+        def run(self, work, started):
+            for number, each in enumerate(work):
+                started(number)
+                yield number, {"seed": each.job.settings.seed}
 
-    monkeypatch.setattr(runs.here, "run_all", run_all)
     said, finished = [], []
     two = [make_run("digits", tmp_path, {"seed": seed}, {}, RunOptions()) for seed in (1, 2)]
-    records = train_runs(two, "teacher", said.append, finished.append)
+    records = train_runs(two, "teacher", said.append, finished.append, Instant())
     assert [record["seed"] for record in records] == [1, 2]
     assert finished == records
     assert said[0] == "teacher 1 of 2"

@@ -97,7 +97,7 @@ def test_of_two_attempts_without_a_working_lock_the_later_one_writes(
         with newer.lock():
             before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
             for write in writes:
-                with pytest.raises(MixMatchError, match="another attempt at .* has begun since: this one ends"):
+                with pytest.raises(MixMatchError, match="another attempt at"):
                     write(older)
             assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
             for write in writes:

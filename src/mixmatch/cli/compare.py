@@ -9,9 +9,21 @@ import typer
 from rich import box
 from rich.table import Table
 
-from mixmatch.cli.options import DataDir, Device, Json, console, parse_labels, print_json, with_reading
+from mixmatch.cli.options import (
+    DataDir,
+    Device,
+    Json,
+    Part,
+    RayCluster,
+    console,
+    parse_labels,
+    parse_part,
+    print_json,
+    with_reading,
+)
 from mixmatch.data import is_path
 from mixmatch.errors import unknown
+from mixmatch.execution.executor import executor_for
 from mixmatch.experiments.compare import compare as run_all
 from mixmatch.experiments.compare import plot, summarize
 from mixmatch.methods import METHODS
@@ -34,6 +46,8 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Folder for the runs (default: runs/compare-DATA).")] = None,
     data_dir: DataDir = None,
     device: Device = "auto",
+    ray: RayCluster = None,
+    part: Part = None,
     as_json: Json = False,
 ) -> None:
     """Train several methods on the same labels and show what each reaches.
@@ -49,17 +63,26 @@ def compare(
       mixmatch compare cifar10 --labels 250 --methods supervised mixmatch --steps 8192
 
       mixmatch compare patients.csv --label-column diagnosis --seeds 1 2 3
+
+      mixmatch compare cifar10 --labels 250 --seeds 1 2 3 4 5 --ray auto
     """
     for method in methods:
         if method not in METHODS:
             raise unknown("method", method, METHODS)
     folder = out or Path("runs") / f"compare-{Path(data).resolve().name if is_path(data) else data}"
     given: dict[str, Any] = {"labels": parse_labels(labels), "steps": steps, "batch_size": batch_size}
-    records = run_all(data, methods, seeds, folder, settings, data_dir=data_dir, device=device, **given)
+    share, executor = parse_part(part), executor_for(ray)
+    records = run_all(
+        data, methods, seeds, folder, settings, data_dir=data_dir, device=device, executor=executor, part=share, **given
+    )
     rows = summarize(records)
-    plot(records, folder / "error.png")
+    if part is None:
+        plot(records, folder / "error.png")
     if as_json:
         print_json({"rows": rows, "records": records})
+        return
+    if part is not None:  # other parts may still be at work
+        print(f"part {part}: {len(records)} runs finished; the same command without --part shows all of them")
         return
     table = Table("method", box=box.SIMPLE)
     for column in ("labels", "seeds", "test error, %", "seconds per run"):

@@ -25,6 +25,18 @@ DataDir = Annotated[
     typer.Option(help="Where the data files are (default: $MIXMATCH_DATA, else ~/.cache/mixmatch/data)."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+RayCluster = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="local|auto|ADDRESS",
+        help="Spread the runs over a Ray cluster: one started here, the one found, or the one at an address.",
+    ),
+]
+Part = Annotated[
+    str | None,
+    typer.Option(metavar="K/N", help="Do the K-th of N parts of the runs, as a job of a Slurm array does."),
+]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse data files that are not the published ones.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Moved = Annotated[Path | None, typer.Option("--data", help="Where the run's own data is now, if it has moved.")]
@@ -155,6 +167,20 @@ def parse_labels(value: str | None) -> int | str | None:
         return int(value.replace(",", "").replace("_", ""))
     except ValueError:
         raise MixMatchError(f"--labels {value} must be a number or 'all'") from None
+
+
+def parse_part(value: str | None) -> slice:
+    """Which runs of a list are a part of it: every N-th, so that parts are alike.
+
+    >>> list(range(10))[parse_part("2/4")]
+    [1, 5, 9]
+    """
+    if value is None:
+        return slice(None)
+    number, _, count = value.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise MixMatchError(f"--part {value} must be K/N, part K of N: 1/20, 2/20, ..., 20/20")
+    return slice(int(number) - 1, None, int(count))
 
 
 def console() -> Console:

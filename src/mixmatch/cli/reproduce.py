@@ -12,15 +12,29 @@ from rich.table import Table as Screen
 from mixmatch import api
 from mixmatch.augment import weak_augmentation
 from mixmatch.classifier import load_run
-from mixmatch.cli.options import DataDir, Device, Json, Strict, console, parse_labels, print_json, say, warn
+from mixmatch.cli.options import (
+    DataDir,
+    Device,
+    Json,
+    Part,
+    RayCluster,
+    Strict,
+    console,
+    parse_labels,
+    parse_part,
+    print_json,
+    say,
+    warn,
+)
 from mixmatch.errors import MixMatchError, unknown
+from mixmatch.execution.executor import executor_for
 from mixmatch.experiments import figures, paper_tables, records
 from mixmatch.experiments.reproduce import Planned, choose, estimate, find_table, finished, plan, run_all, state
 from mixmatch.experiments.tables import TABLES
 from mixmatch.settings import Precision, from_dict
 from mixmatch.text import duration
 from mixmatch.training.device import pick_device
-from mixmatch.training.run import RunFolder
+from mixmatch.training.run import Record, RunFolder
 
 PLOTTED = ("cifar10", "svhn", "svhn-extra")
 FIGURE = "label-guessing"
@@ -49,6 +63,8 @@ def reproduce(
     run: Annotated[Path | None, typer.Option(help=f"With {FIGURE}: the run whose guesses are shown.")] = None,
     data_dir: DataDir = None,
     device: Device = "auto",
+    ray: RayCluster = None,
+    part: Part = None,
     strict: Strict = False,
     as_json: Json = False,
 ) -> None:
@@ -68,6 +84,10 @@ def reproduce(
 
       mixmatch reproduce pate --methods mixmatch --split official
 
+      mixmatch reproduce cifar10 --ray auto
+
+      mixmatch reproduce cifar10 --part 3/20
+
       mixmatch reproduce label-guessing --run runs/cifar
     """
     if table == FIGURE:
@@ -80,37 +100,50 @@ def reproduce(
     if passes is not None and any(row.method != "mixmatch" for row, _ in choose(chosen, counts, methods, split)):
         raise MixMatchError("--passes is for MixMatch: add --methods mixmatch")
     settings = {} if passes is None else {"passes": passes}
-    runs = plan(chosen, counts, methods, seeds, steps, split, precision, **settings)
+    runs = plan(chosen, counts, methods, seeds, steps, split, precision, **settings)[parse_part(part)]
+    executor = executor_for(ray)
     extra = [count for count in counts if all(count not in row.targets for row in chosen.rows)]
     for count in extra:
         say(f"the paper has no number for {count} labels: there will be nothing to compare with")
     if dry_run:
         _list(table, runs, out, results, device, as_json)
         return
-    failed = run_all(runs, out, results, say, data_dir=data_dir, device=device, strict=strict)
+    failed = run_all(runs, out, results, say, data_dir=data_dir, device=device, strict=strict, executor=executor)
     known = records.load_all(results, warn)
     ours = [record for record in (finished(run, known) for run in runs) if record is not None]
-    parts = [f"# {chosen.title}", paper_tables.LEGEND, paper_tables.table_markdown(chosen, known, extra, steps)]
-    if others := paper_tables.not_in([chosen], ours, extra, steps):
-        parts += ["## Other runs", paper_tables.OTHER, *paper_tables.other_runs(others)]
-    text = "\n\n".join(parts) + "\n"
-    path = results / f"{table}.md"
-    try:
-        path.write_text(text)
-        if table in PLOTTED:
-            figures.error_by_labels(chosen, chosen.title.split(",")[0], known, results / f"{table}.png", steps)
-    except OSError as error:
-        raise MixMatchError(f"cannot write the report to {results} ({error.strerror or error})") from None
+    if part is None:
+        text = _report(table, known, ours, extra, steps, results)
+    else:  # other parts may still be at work
+        text = f"part {part}: {len(ours)} of {len(runs)} runs finished; the same command without --part reports all"
     if as_json:
         reasons = [{"run": planned.name, "reason": reason} for planned, reason in failed]
         print_json({"records": ours, "failed": reasons})
     else:
         print(text)
-        say(f"report: {path}")
+        if part is None:
+            say(f"report: {results / f'{table}.md'}")
     for planned, reason in failed:
         say(f"failed: {planned.name}: {reason}")
     if failed:
         raise typer.Exit(1)
+
+
+def _report(
+    name: str, known: list[Record], ours: list[Record], extra: list[Any], steps: int | None, results: Path
+) -> str:
+    """Write the table, and the figure it has, and return the text."""
+    table = find_table(name)
+    parts = [f"# {table.title}", paper_tables.LEGEND, paper_tables.table_markdown(table, known, extra, steps)]
+    if others := paper_tables.not_in([table], ours, extra, steps):
+        parts += ["## Other runs", paper_tables.OTHER, *paper_tables.other_runs(others)]
+    text = "\n\n".join(parts) + "\n"
+    try:
+        (results / f"{name}.md").write_text(text)
+        if name in PLOTTED:
+            figures.error_by_labels(table, table.title.split(",")[0], known, results / f"{name}.png", steps)
+    except OSError as error:
+        raise MixMatchError(f"cannot write the report to {results} ({error.strerror or error})") from None
+    return text
 
 
 def _list(name: str, runs: list[Planned], out: Path, results: Path, device: str, as_json: bool) -> None:

@@ -28,15 +28,15 @@ SIDE_BY_SIDE = 5
 
 Run = Generator[None, None, RunRecord]
 Outcome = RunRecord | Exception
+Started = Callable[[int], None]
 
 
-def run_all(
+def run(
     work: Sequence[Work],
     limit: int | None = None,
-    started: Callable[[int], None] = lambda number: None,
-    ended: Callable[[int, Outcome], None] = lambda number, outcome: None,
-) -> list[Outcome]:
-    """Do jobs side by side on one device.
+    started: Started = lambda number: None,
+) -> Generator[tuple[int, Outcome], None, None]:
+    """Do jobs side by side on one device; yields the number and the outcome of each as it ends.
 
     Each ends as it would have ended alone: bit for bit on a CPU, and on a GPU up to the rounding differences that any
     two runs there have. One that fails does not stop the others.
@@ -45,10 +45,9 @@ def run_all(
         work: the jobs.
         limit: how many at a time; by default as many as are worth it and fit into memory, on a CPU one.
         started: called with the number of a job when it begins.
-        ended: called with the number of a job and its outcome.
 
-    Returns:
-        The record of each run, or the error that ended it.
+    Yields:
+        The number of a job with its record, or with the error that ended it.
 
     Raises:
         Interrupted: after Ctrl-C or SIGTERM, when every run has saved a checkpoint.
@@ -75,7 +74,13 @@ def run_all(
         return running(each, stop, scheduler.limit > 1)
 
     with torch.random.fork_rng(devices=cuda), stop.listening():
-        return scheduler.run(len(work), make, stop, started, ended)
+        yield from scheduler.run(len(work), make, stop, started)
+
+
+def run_all(work: Sequence[Work], limit: int | None = None, started: Started = lambda number: None) -> list[Outcome]:
+    """Do jobs side by side, as `run` does; returns the outcome of each, in their order."""
+    outcomes = dict(run(work, limit, started))
+    return [outcomes[number] for number in range(len(work))]
 
 
 def run_one(work: Work) -> RunRecord:
@@ -95,31 +100,11 @@ class Scheduler:
         self._needed = 0
 
     def run(
-        self,
-        count: int,
-        make: Callable[[int], Run],
-        stop: Stop,
-        started: Callable[[int], None],
-        ended: Callable[[int, Outcome], None],
-    ) -> list[Outcome]:
-        """Do the runs `make` makes for 0 to `count` - 1; see `run_all`."""
+        self, count: int, make: Callable[[int], Run], stop: Stop, started: Started
+    ) -> Generator[tuple[int, Outcome], None, None]:
+        """Do the runs `make` makes for 0 to `count` - 1; see `run`."""
         waiting, active = deque(range(count)), dict[int, Run]()
-        outcomes: dict[int, Outcome] = {}
         interrupted: Interrupted | None = None
-
-        def end(number: int, outcome: Outcome) -> None:
-            del active[number]
-            if isinstance(outcome, OutOfMemory) and active:  # it may do with fewer next to it
-                self.limit = len(active)
-                waiting.appendleft(number)
-            else:
-                outcomes[number] = outcome
-                ended(number, outcome)
-            # The last error's frames are kept for a debugger, unless other runs need the memory they hold.
-            ended_well = not isinstance(outcome, Exception)
-            if active or waiting or isinstance(outcome, OutOfMemory) or (ended_well and self._gpu is not None):
-                self._free(outcome)
-
         try:
             while active or (waiting and not stop()):
                 if waiting and not stop() and len(active) < self.limit and (not active or self._room()):
@@ -127,16 +112,28 @@ class Scheduler:
                     started(number)
                     active[number] = make(number)
                 for number, run in list(active.items()):
-                    before = self._memory()
+                    before, outcome = self._memory(), None
                     try:
                         next(run)
                     except StopIteration as last:
-                        end(number, last.value)
+                        outcome = last.value
                     except Interrupted as error:
                         interrupted = error
                         del active[number]
                     except Exception as error:
-                        end(number, error)
+                        outcome = error
+                    if outcome is not None:
+                        del active[number]
+                        if isinstance(outcome, OutOfMemory) and active:  # it may do with fewer next to it
+                            self.limit = len(active)
+                            waiting.appendleft(number)
+                        else:
+                            yield number, outcome
+                        # The last error's frames are kept for a debugger, unless other runs need the memory they hold.
+                        ended_well = not isinstance(outcome, Exception)
+                        more = active or waiting or isinstance(outcome, OutOfMemory)
+                        if more or (ended_well and self._gpu is not None):
+                            self._free(outcome)
                     self._needed = max(self._needed, before - self._memory())
         finally:  # left over where an error is not a run's own, such as a second Ctrl-C: let go of their folders
             for run in active.values():
@@ -146,7 +143,6 @@ class Scheduler:
         if waiting:  # asked to stop between two runs
             assert stop.signal is not None
             raise Interrupted(stop.signal, 0)
-        return [outcomes[number] for number in range(count)]
 
     def _room(self) -> bool:
         """Whether there is memory for one more run like those before."""

@@ -10,7 +10,7 @@ from typing import Any
 from mixmatch import plotting
 from mixmatch.data import Reading, is_path, read_user_data
 from mixmatch.errors import MixMatchError
-from mixmatch.execution import here
+from mixmatch.execution.executor import Executor, Here
 from mixmatch.experiments.records import minutes
 from mixmatch.methods import build, name_of
 from mixmatch.methods.base import Method, method_settings
@@ -30,6 +30,8 @@ def compare(
     device: str = "auto",
     data_dir: Path | None = None,
     reporter: Reporter | None = None,
+    executor: Executor | None = None,
+    part: slice = slice(None),
     **settings: Any,
 ) -> list[Record]:
     """Train each method with each seed, in `out`/METHOD-seedSEED: side by side on a GPU, else one after the other.
@@ -41,10 +43,13 @@ def compare(
         data: a built-in name or a path to user data, which is read once.
         methods: names, or `Method` objects of your own classes.
         reading: how user data is read.
+        executor: who does the runs; by default this machine.
+        part: which of the runs to do.
         **settings: of the runs, the same for every method.
     """
     labels = _labels(methods)
-    folders = {(label, seed): out / f"{label.replace(':', '-')}-seed{seed}" for label in labels for seed in seeds}
+    runs = [(label, seed) for label in labels for seed in seeds][part]
+    folders = {(label, seed): out / f"{label.replace(':', '-')}-seed{seed}" for label, seed in runs}
     reading = _same_reading([RunFolder(folder) for folder in folders.values()], reading)
     work = []
     for (label, seed), folder in folders.items():
@@ -58,9 +63,11 @@ def compare(
         if basis.missing:
             raise MixMatchError(f"{data} cannot be used to compare methods: {basis.missing}")
         for each in unfinished:
-            each.data = lambda settings: user_data(read, settings)
+            each.data, each.reads_again = lambda settings: user_data(read, settings), True
+    outcomes = dict((executor or Here()).run(work))
     records = []
-    for (label, _), outcome in zip(folders, here.run_all(work), strict=True):
+    for number, (label, _) in enumerate(folders):
+        outcome = outcomes[number]
         if isinstance(outcome, Exception):
             raise outcome
         records.append({**outcome, "method": label})

@@ -16,7 +16,7 @@ from mixmatch.data.source import Rows, Source
 from mixmatch.data.split import make_split
 from mixmatch.declare import settings_of
 from mixmatch.errors import MixMatchError, unknown
-from mixmatch.execution import here
+from mixmatch.execution.executor import Executor, Here
 from mixmatch.experiments import records as records_
 from mixmatch.experiments.tables import TABLES, Row, Table, label_count
 from mixmatch.methods import METHODS
@@ -133,8 +133,9 @@ def run_all(
     data_dir: Path | None = None,
     strict: bool = False,
     side_by_side: int | None = None,
+    executor: Executor | None = None,
 ) -> list[tuple[Planned, str]]:
-    """Train what is not finished, by default as many side by side as the device allows.
+    """Train what is not finished, by default here and as many side by side as the device allows.
 
     A run that fails does not stop the rest; returns those with the reason.
     """
@@ -178,7 +179,9 @@ def run_all(
         out = runs_folder / run.name
         job = Job(run.settings, out, given, resume=True, device=device, data_dir=data_dir, strict=strict)
         work.append(Work(job, reporter=reporter() if reporter else progress.on_stderr(f" {numbers[run.name]}")))
-    here.run_all(work, side_by_side, started=lambda number: say(heads[waiting[number].name]), ended=ended)
+    executor = executor or Here(side_by_side)
+    for number, outcome in executor.run(work, started=lambda number: say(heads[waiting[number].name])):
+        ended(number, outcome)
     return failed
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mixmatch.data import is_path
-from mixmatch.execution import here
+from mixmatch.execution.executor import Executor, Here
 from mixmatch.settings import resolve
 from mixmatch.storage import PRIVATE, replace_durably
 from mixmatch.text import duration
@@ -36,6 +37,8 @@ class RunOptions:
     strict: bool = False
     reporter: Callable[[], Reporter] | None = None
     """Makes each run's reporter; by default a progress bar on a terminal."""
+    executor: Executor | None = None
+    """Who does the runs; by default this machine."""
 
 
 def make_run(
@@ -62,12 +65,14 @@ def train_runs(
     noun: str,
     say: Say = silent,
     finished: Callable[[Record], None] = lambda record: None,
+    executor: Executor | None = None,
 ) -> list[Record]:
     """Train the runs. Those already finished are not trained again; the first that fails ends it.
 
     Args:
         noun: what a run is called in progress messages.
         finished: called with each record as soon as there is one.
+        executor: who does the runs; by default this machine.
     """
     done = 0
     began = time.monotonic()
@@ -76,15 +81,15 @@ def train_runs(
         left = (time.monotonic() - began) / max(1, done) * (len(runs) - done)
         say(f"{noun} {number + 1} of {len(runs)}" + (f", {duration(left)} left" if done else ""))
 
-    def ended(number: int, outcome: Record | Exception) -> None:
-        nonlocal done
-        done += 1
-        if isinstance(outcome, Exception):
-            raise outcome
-        finished(outcome)
-
-    outcomes = here.run_all(runs, started=started, ended=ended)
-    return [record for record in outcomes if isinstance(record, dict)]
+    records: dict[int, Record] = {}
+    with closing((executor or Here()).run(runs, started)) as outcomes:
+        for number, outcome in outcomes:
+            done += 1
+            if isinstance(outcome, Exception):
+                raise outcome
+            records[number] = outcome
+            finished(outcome)
+    return [records[number] for number in range(len(runs))]
 
 
 def write_record(path: Path, record: Record) -> None:

@@ -190,7 +190,7 @@ def train_students(
         make_run(data, out / f"{method}-seed{number}", {**given, "seed": number}, labels.data_options, options)
         for number in range(seed, seed + repeats)
     ]
-    records = train_runs(runs, "student", say if repeats > 1 else silent, finished)
+    records = train_runs(runs, "student", say if repeats > 1 else silent, finished, options.executor)
     accuracies = [100 - record["error"] for record in records]
     return {
         **labels.about,

@@ -108,7 +108,7 @@ def train_teachers(plan: Plan, out: Path, options: RunOptions | None = None, say
     _begin(out, about, shards, options.resume)
     if left := len(labeled_rows(source)) - plan.teachers * len(shards[0]):
         say(f"{left:,} private images are in no shard")
-    records = train_runs(runs, "teacher", say)
+    records = train_runs(runs, "teacher", say, executor=options.executor)
     say("the teachers vote")
     public_sha256 = inputs_sha256(public)
     ballots = [_vote(run.job.out, public, public_sha256, options.device) for run in runs]

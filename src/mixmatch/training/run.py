@@ -109,9 +109,7 @@ class RunFolder:
             ) from None
         with file:
             if not try_lock(file.fileno()):
-                raise Busy(
-                    f"another process is writing to {self.path}: wait for it or choose another folder with out="
-                )
+                raise Busy(f"another process is writing to {self.path}: wait for it or choose another folder with out=")
             try:
                 self._begin_attempt()
                 yield

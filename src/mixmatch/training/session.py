@@ -96,6 +96,8 @@ class Work:
     job: Job
     data: Data | Callable[[Settings], Data] | None = None
     """Data that is open already, or how to open it."""
+    reads_again: bool = False
+    """Whether another process can open the same data by the job alone."""
     network: nn.Module | None = None
     method: Method | None = None
     reporter: progress.Reporter | None = None

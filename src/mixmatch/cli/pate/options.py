@@ -11,9 +11,10 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from mixmatch.cli.options import DataDir, Device, say
+from mixmatch.cli.options import DataDir, Device, RayCluster, say
 from mixmatch.data.split import Indices
 from mixmatch.errors import MixMatchError
+from mixmatch.execution.executor import executor_for
 from mixmatch.privacy.ledger import Budget
 from mixmatch.privacy.mechanisms import InteractiveGNMax, Mechanism, build
 from mixmatch.privacy.runs import RunOptions, Say, silent
@@ -129,6 +130,7 @@ class TrainOptions:
     resume: Annotated[bool, typer.Option("--resume", help="Resume what is in --out; what is finished is kept.")] = False
     device: Device = "auto"
     data_dir: DataDir = None
+    ray: RayCluster = None
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False
 
     @property
@@ -142,7 +144,8 @@ class TrainOptions:
         strict: bool = False,
         checkpoint_every: int | None = None,
     ) -> RunOptions:
-        return RunOptions(self.resume, checkpoint_every, self.device, self.data_dir, strict, reporter)
+        executor = executor_for(self.ray)
+        return RunOptions(self.resume, checkpoint_every, self.device, self.data_dir, strict, reporter, executor)
 
 
 def in_words(privacy: dict[str, Any]) -> str:

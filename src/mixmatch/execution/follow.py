@@ -1,0 +1,106 @@
+"""Progress of runs that other processes do, read from their folders."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from mixmatch.errors import MixMatchError
+from mixmatch.execution.here import Started
+from mixmatch.training import checkpoint, progress
+from mixmatch.training.run import RunFolder
+from mixmatch.training.session import Work
+
+
+class Follower:
+    """Shows runs by what they write: evaluations and checkpoints. Call `look` every second or so."""
+
+    def __init__(self, work: Sequence[Work], started: Started) -> None:
+        self._runs, self._started = {number: Followed(each) for number, each in enumerate(work)}, started
+
+    def look(self) -> None:
+        for number in list(self._runs):
+            self._look(number)
+
+    def _look(self, number: int) -> None:
+        run = self._runs[number]
+        with contextlib.suppress(OSError, MixMatchError):  # being written, or on a file server that is slow today
+            if run.begins():
+                self._started(number)
+                run.begin()
+            run.look()
+
+    def ended(self, number: int, notes: Sequence[str] = ()) -> None:
+        """Show the last of a run; of one that ended before it was seen, that it began."""
+        self._look(number)
+        run = self._runs.pop(number)
+        if not run.shown:
+            self._started(number)
+        run.end(notes)
+
+    def close(self) -> None:
+        for run in self._runs.values():
+            run.end()
+
+
+class Followed:
+    """One run."""
+
+    def __init__(self, work: Work) -> None:
+        self._job, self._note = work.job, work.note
+        self._run, self._reporter = RunFolder(work.job.out), work.reporter
+        self._attempt, self._step, self._evaluated = self._now(), 0, 0
+        self._size, self._values = -1, dict[str, float]()
+        self.shown = False
+
+    def _now(self) -> int:
+        with contextlib.suppress(OSError):
+            return self._run.attempt()
+        return 0
+
+    def begins(self) -> bool:
+        """Whether a process has begun with it since this was made, and it is not shown yet."""
+        return not self.shown and self._run.attempt() > self._attempt
+
+    def begin(self) -> None:
+        settings = self._job.settings
+        self._reporter = self._reporter or progress.on_stderr(f" {settings.labels} seed {settings.seed}")
+        self.shown, self._attempt = True, self._run.attempt()
+        self._evaluated = self._step = self._saved()
+        self._reporter.start(f"{settings.data} {settings.method}", self._step, settings.steps)
+        if self._note:
+            self._reporter.note(self._note)
+
+    def look(self) -> None:
+        if not self.shown or self._reporter is None:
+            return
+        attempt = self._run.attempt()
+        if attempt > self._attempt:
+            self._attempt, self._evaluated, self._step = attempt, self._saved(), self._saved()
+            self._reporter.note(f"its process or machine was lost: resumed at step {self._step:,} by another")
+        size = (self._run.path / "metrics.jsonl").stat().st_size
+        if size != self._size:
+            self._size = size
+            for record in self._run.metrics():
+                if record["step"] > self._evaluated:
+                    self._evaluated = record["step"]
+                    self._values = {n: v for n, v in record.items() if n.startswith("loss") or n == "confidence"}
+                    self._advance(record["step"])
+                    self._reporter.evaluated(record)
+        self._advance(self._saved())
+
+    def _advance(self, step: int) -> None:
+        if step > self._step and self._reporter is not None:
+            self._step = step
+            self._reporter.steps(step, self._values)
+
+    def _saved(self) -> int:
+        """The step of the newest checkpoint, 0 before the first."""
+        found = checkpoint.list_checkpoints(self._run.checkpoints)
+        return int(found[0].name.removeprefix("step-")) if found else 0
+
+    def end(self, notes: Sequence[str] = ()) -> None:
+        if self.shown and self._reporter is not None:
+            for text in notes:
+                self._reporter.note(text)
+            self._reporter.close()

@@ -1,0 +1,125 @@
+"""Runs on a Ray cluster: one task per GPU with a few runs side by side in it, or one per run on cores.
+
+A task whose node or process is lost is done again elsewhere, and its runs resume from their folders, which all nodes
+see. A `MixMatchError` is an answer like a record: it ends its run alone and is not tried again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from mixmatch.errors import MixMatchError
+from mixmatch.execution import worker
+from mixmatch.execution.elsewhere import Answers, Elsewhere
+from mixmatch.execution.worker import Answer, Order
+from mixmatch.training.session import Job
+from mixmatch.training.stop import Interrupted
+
+RETRIES = 20
+"""How many nodes a group of runs may lose before it is given up. It can be resumed by the same command even then."""
+
+SAVE_SECONDS = 60.0
+"""How long runs that are asked to stop may take to save."""
+
+
+class Share(NamedTuple):
+    """What a task gets, and how many such there are in the cluster."""
+
+    device: str
+    options: dict[str, float]
+    threads: int | None
+    places: int
+
+
+class Ray(Elsewhere):
+    """The cluster at an address. `local` starts one on this machine, `auto` finds the one that it belongs to."""
+
+    def __init__(self, address: str) -> None:
+        if importlib.util.find_spec("ray") is None:
+            raise MixMatchError(f"ray={address} needs Ray: install it with pip install 'mixmatch[ray]'")
+        self._address = address
+
+    @contextmanager
+    def sending(self, jobs: Sequence[tuple[int, Job]]) -> Iterator[Answers]:
+        ray = connect(self._address)
+        share = share_of(ray, {job.device for _, job in jobs})
+        limit = 1 if share.device == "cpu" else None
+        task = ray.remote(**share.options, max_retries=RETRIES)(do)
+        sent = {
+            task.remote(worker.order(group, share.device, share.threads)): [number for number, _ in group]
+            for group in worker.group(jobs, share.places, limit)
+        }
+
+        def received(seconds: float) -> Iterable[tuple[int, Answer]]:
+            done, _ = ray.wait(list(sent), timeout=seconds)
+            for each in done:
+                numbers = sent.pop(each)
+                try:
+                    yield from ray.get(each)
+                except ray.exceptions.RayError as error:
+                    yield from ((number, _failed(error)) for number in numbers)
+
+        try:
+            yield received
+        finally:
+            for each in sent:
+                ray.cancel(each)
+            if sent:
+                ray.wait(list(sent), num_returns=len(sent), timeout=SAVE_SECONDS)
+
+
+def do(order: Order) -> list[tuple[int, Answer]]:
+    """A task: do the jobs of an order."""
+    try:
+        return list(worker.do(order))
+    except Interrupted as stopped:
+        if stopped.signal == signal.SIGINT:  # by `ray.cancel`
+            raise KeyboardInterrupt from None
+        os._exit(128 + stopped.signal)  # the node is about to go: a process that is lost is done again, an error is not
+
+
+def connect(address: str) -> Any:
+    """The package `ray`, connected to a cluster."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray: Any = importlib.import_module("ray")
+    if not ray.is_initialized():
+        local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+        try:
+            ray.init(address, log_to_driver=False, logging_level="WARNING", **local)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+            raise MixMatchError(
+                f"no Ray cluster at ray={address} ({reason}): start one with `ray start --head`, or use ray=local"
+            ) from None
+    return ray
+
+
+def share_of(ray: Any, devices: set[str]) -> Share:
+    """What a task needs. Jobs that do not name a device use GPUs if the cluster has any."""
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    if any(name.startswith("cuda") for name in devices) or (gpus and devices == {"auto"}):
+        return Share("cuda", {"num_gpus": 1, "num_cpus": 1}, None, gpus)
+    cores = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+    # Ray would have one thread per process. Here it is as many as without Ray, and a run's bits are the same.
+    threads = max(1, min(torch.get_num_threads(), max(cores)))
+    return Share("cpu", {"num_cpus": threads}, threads, sum(count // threads for count in cores))
+
+
+def _failed(error: Exception) -> Answer:
+    """A task that gave no answers."""
+    text = str(error)
+    if "No module named 'mixmatch'" in text:
+        return {"error": "a node of the cluster has no mixmatch: install it on every one", "trace": None}
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    if hasattr(error, "cause"):  # an exception in the task, which is a fault of this package
+        return {"error": lines[-1], "trace": text}
+    reason = f"{type(error).__name__}: {lines[0]}"
+    return {"error": f"Ray gave up on it ({reason}): the same command resumes it", "trace": None}
