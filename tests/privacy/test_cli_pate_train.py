@@ -60,16 +60,18 @@ def test_from_teachers_to_a_student(call, tmp_path):
     rows = pool_rows("half", 500)[:50]
     (tmp_path / "rows.txt").write_text("\n".join(map(str, rows)))
     mechanism = ("--threshold", 2, "--sigma1", 1, "--sigma2", 0.5, "--delta", 1e-4)
-    code, _, err = call("label", "--votes", "t/votes.npz", *mechanism, "--indices", "rows.txt", "-o", "answers.json")
+    code, _, err = call(
+        "label", "--votes", "t/votes.npz", *mechanism, "--indices", "rows.txt", "--seed", 1, "-o", "a.json"
+    )
     assert code == 0, err
-    written = json.loads((tmp_path / "answers.json").read_text())
+    written = json.loads((tmp_path / "a.json").read_text())
     assert written["classes"] == list("0123456789")
-    student = ("student", "--answers", "answers.json", "--data", "digits-test", "--steps", 2, "--repeats", 2, *TINY)
+    student = ("student", "--answers", "a.json", "--data", "digits-test", "--steps", 2, "--repeats", 2, *TINY)
     code, out, err = call(*student, "--out", "s", "--votes", "t/votes.npz", *mechanism, "--results", "r", "--json")
     assert code == 0, err
     summary = json.loads(out)
     assert (summary["queries"], summary["pool"], summary["test"], len(summary["accuracies"])) == (50, 250, 250, 2)
-    analyze = ("analyze", "--votes", "t/votes.npz", *mechanism, "--indices", "rows.txt", "--answers", "answers.json")
+    analyze = ("analyze", "--votes", "t/votes.npz", *mechanism, "--indices", "rows.txt", "--answers", "a.json")
     _, out, _ = call(*analyze, "--json")
     for name in ("epsilon_expected", "epsilon_realised", "epsilon_all_charged", "answered"):
         assert summary["privacy"][name] == json.loads(out)[name]
