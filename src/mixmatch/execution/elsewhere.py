@@ -40,7 +40,9 @@ class Elsewhere(ABC):
         if not jobs:
             return
         stop, left = Stop(), len(jobs)
-        with stop.listening(), closing(Follower(work, started)) as follower, self.sending(jobs) as answers:
+        follower = Follower(work, started)
+        # Ray has a way of its own with signals, so listening begins after it.
+        with self.sending(jobs) as answers, closing(follower), stop.listening():
             stop.runs += 1  # so that a request to stop is noted
             while left:
                 for number, answer in answers(LOOK_SECONDS):

@@ -29,7 +29,8 @@ class Processes(Elsewhere):
     @contextlib.contextmanager
     def sending(self, jobs: Sequence[tuple[int, Job]]) -> Iterator[Answers]:
         waiting: SimpleQueue[Sequence[tuple[int, Job]]] = SimpleQueue()
-        for each in group(jobs, len(self._devices), self._limit):
+        limit = self._limit if self._devices[0] != "cpu" else 1
+        for each in group(jobs, len(self._devices), limit):
             waiting.put(each)
         desks = [Desk(device, len(self._devices), self._limit, waiting) for device in self._devices]
         answers: SimpleQueue[tuple[int, Answer]] = SimpleQueue()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 import signal
+import socket
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -90,16 +92,27 @@ def connect(address: str) -> Any:
     """The package `ray`, connected to a cluster."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray: Any = importlib.import_module("ray")
-    if not ray.is_initialized():
-        local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
-        try:
-            ray.init(address, log_to_driver=False, logging_level="WARNING", **local)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise MixMatchError(
-                f"no Ray cluster at ray={address} ({reason}): start one with `ray start --head`, or use ray=local"
-            ) from None
+    if ray.is_initialized():
+        return ray
+    options = {"include_dashboard": False} if address == "local" else {}
+    try:
+        if address not in ("local", "auto"):
+            _knock(address)
+        ray.init(address, log_to_driver=False, logging_level="WARNING", **options)
+    except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
+        reason = re.split(r"\.\s|\n", str(error))[0].rstrip(".") or type(error).__name__
+        raise MixMatchError(
+            f"no Ray cluster at ray={address} ({reason}): start one with `ray start --head`, or use ray=local"
+        ) from None
     return ray
+
+
+def _knock(address: str) -> None:
+    """An error at once if nothing answers there: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError("an address is HOST:PORT")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def share_of(ray: Any, devices: set[str]) -> Share:

@@ -1,0 +1,122 @@
+"""Runs on a Ray cluster of two nodes: one is lost, the driver is killed, and the models are what they would have been.
+
+Never `ray stop`, which ends every Ray process of the machine: the cluster ends its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from jobs import SEEDS, models, saved, tiny, undisturbed, wait_until
+
+from mixmatch.errors import MixMatchError
+from mixmatch.execution.ray import Ray, connect, share_of
+from mixmatch.training.run import RunFolder
+
+ray: Any = pytest.importorskip("ray", reason="Ray is not installed: pip install 'mixmatch[ray]'")
+NOTICED = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
+"""A lost node is noticed after a few seconds, not 15."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    before = dict(os.environ)
+    home = tempfile.mkdtemp(prefix="ray-")  # names of sockets must be short
+    os.environ.update(HOME=home, RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0")
+    node = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 100 * 2**20}
+    made = None
+    try:
+        made = Cluster(True, head_node_args={**node, "temp_dir": f"{home}/ray", "_system_config": NOTICED})
+        yield made
+    finally:
+        ray.shutdown()
+        if made is not None:
+            made.shutdown()
+        os.environ.clear()
+        os.environ.update(before)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, bytes]:
+    return undisturbed(tmp_path_factory.mktemp("undisturbed"))
+
+
+def test_a_node_is_lost(cluster: Any, reference: dict[int, bytes], tmp_path: Path) -> None:
+    """Its run is resumed elsewhere, to the very model. An error that a user can fix ends its run alone, at once."""
+    doomed = cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20)
+    folders = {seed: tmp_path / str(seed) for seed in SEEDS}
+    work = [tiny(folder, seed) for seed, folder in folders.items()]
+    work += [tiny(tmp_path / "diverges", learning_rate=1e30)]
+
+    def lose() -> None:
+        wait_until(lambda: sum(map(saved, folders.values())) == 2)  # one on each node
+        cluster.remove_node(doomed, allow_graceful=False)
+
+    loses = threading.Thread(target=lose, daemon=True)
+    loses.start()
+    begun: list[int] = []
+    outcomes = dict(Ray(cluster.address).run(work, begun.append))
+    loses.join(timeout=60)
+    assert share_of(connect(cluster.address), {"auto"}).threads == 1
+    assert sorted(begun) == [0, 1, 2, 3]
+    error = outcomes.pop(3)
+    assert isinstance(error, MixMatchError)
+    assert "the loss was not finite" in str(error)
+    assert RunFolder(tmp_path / "diverges").attempt() == 1
+    assert all(isinstance(outcome, dict) for outcome in outcomes.values()), outcomes
+    assert [outcomes[number]["seed"] for number in range(3)] == list(SEEDS)
+    assert sorted(RunFolder(folder).attempt() for folder in folders.values()) == [1, 1, 2]
+    assert models(tmp_path) == reference
+
+
+def driver(cluster: Any, folder: Path, kind: str) -> subprocess.Popen[str]:
+    command = [sys.executable, Path(__file__).with_name("jobs.py"), cluster.address, folder, kind]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_the_driver_is_killed_and_started_again(cluster: Any, reference: dict[int, bytes], tmp_path: Path) -> None:
+    """Finished runs are kept, the others resumed."""
+    first = driver(cluster, tmp_path, "three")
+    try:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "0 record\n"
+        wait_until(lambda: saved(tmp_path / "2"))
+    finally:
+        first.kill()
+        first.wait(timeout=60)
+    kept = (tmp_path / "1/result.json").stat().st_mtime_ns
+    second = driver(cluster, tmp_path, "three")
+    out, _ = second.communicate(timeout=240)
+    assert sorted(out.splitlines()) == ["0 record", "1 record", "2 record"]
+    assert (tmp_path / "1/result.json").stat().st_mtime_ns == kept
+    assert RunFolder(tmp_path / "1").attempt() == 1
+    assert RunFolder(tmp_path / "2").attempt() == 2
+    assert models(tmp_path) == reference
+
+
+def test_asked_to_stop_the_runs_are_saved(cluster: Any, tmp_path: Path) -> None:
+    stopped = driver(cluster, tmp_path, "endless")
+    try:
+        wait_until(lambda: bool(RunFolder(tmp_path / "endless").metrics()))
+        assert not saved(tmp_path / "endless")
+        stopped.send_signal(signal.SIGTERM)
+        assert stopped.wait(timeout=120) == 128 + signal.SIGTERM
+    finally:
+        stopped.kill()
+        stopped.wait(timeout=60)
+    assert saved(tmp_path / "endless")
