@@ -82,6 +82,21 @@ def test_values_after_one_option(compared: tuple[Path, Any], call: Call) -> None
         assert (row["deviation"] is None) == (len(seeds) == 1)
 
 
+def test_parts_of_the_list_are_all_of_it(compared: tuple[Path, Any], call: Call) -> None:
+    folder, _ = compared
+    picture = (folder / "error.png").stat().st_mtime_ns
+    took: list[tuple[str, int]] = []
+    for number in (1, 2, 3):
+        result = call(*COMPARE, "--seeds", 1, 2, "--out", folder, "--part", f"{number}/3", "--json")
+        assert result.code == 0, result.err
+        took += [(record["method"], record["seed"]) for record in json.loads(result.out)["records"]]
+    assert took == [("supervised", 1), ("mixmatch", 2), ("supervised", 2), ("mixmatch", 1)]
+    result = call(*COMPARE, "--seeds", 1, 2, "--out", folder, "--part", "9/9")  # more parts than runs
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("part 9/9: 0 runs finished")
+    assert (folder / "error.png").stat().st_mtime_ns == picture  # the others' runs are not shown without them
+
+
 def test_errors(compared: tuple[Path, Any], call: Call) -> None:
     folder, _ = compared
     result = call(*COMPARE, "--methods", "supervised", "mixmach", "--out", "new")

@@ -76,6 +76,25 @@ def test_a_dry_run_for_people(call: Call, monkeypatch: pytest.MonkeyPatch) -> No
     assert result.out.splitlines()[-1].startswith("6 runs, about 6:00:00 left on this machine")
 
 
+def test_a_part_is_every_so_many_th_run(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mixmatch.cli.reproduce.estimate", lambda runs, device: [1.0] * len(runs))
+    result = call("reproduce", "stl10", "--part", "2/4", "--dry-run", "--json")
+    assert result.code == 0, result.err
+    runs = [(run["labels"], run["seed"]) for run in json.loads(result.out)["runs"]]
+    assert runs == [(1000, 2), (5000, 1)]  # of 1000 with seeds 1 to 5, and 5000 with seed 1
+
+
+def test_a_part_leaves_the_report_to_the_last(call: Call, tmp_path: Path) -> None:
+    """Parts end at different times, perhaps at once."""
+    data = tmp_path / "empty"
+    words = ["stl10", "--part", "1/6", "--steps", 4, "--data-dir", data, "--results", tmp_path / "results"]
+    result = call("reproduce", *words)
+    assert result.code == 1
+    assert result.out.startswith("part 1/6: 0 of 1 runs finished; the same command without --part reports all")
+    assert "[1/1] MixMatch, 1,000 labels, seed 1: failed: " in result.err
+    assert list((tmp_path / "results").iterdir()) == []
+
+
 def test_passes_are_listed_and_are_for_mixmatch_alone(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mixmatch.cli.reproduce.estimate", lambda runs, device: [1.0] * len(runs))
     result = call("reproduce", "stl10", "--labels", 5000, "--passes", "fused", "--dry-run", "--json")
@@ -114,6 +133,9 @@ def test_the_precision_and_the_students_are_listed(call: Call, monkeypatch: pyte
         (["stl10", "--labels", "many"], "error: --labels many must be a number or 'all'"),
         (["stl10", "--labels", "all"], "error: nothing to run"),
         (["stl10", "--steps", "0"], "error: --steps 0 must be"),
+        (["stl10", "--part", "0/3"], "error: --part 0/3 must be K/N, part K of N: 1/20, 2/20, ..., 20/20"),
+        (["stl10", "--part", "4/3"], "error: --part 4/3 must be K/N"),
+        (["stl10", "--part", "3"], "error: --part 3 must be K/N"),
     ],
 )
 def test_what_is_wrong_is_one_line(call: Call, words: list[str], message: str) -> None:

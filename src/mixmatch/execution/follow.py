@@ -25,18 +25,19 @@ class Follower:
     def _look(self, number: int) -> None:
         run = self._runs[number]
         with contextlib.suppress(OSError, MixMatchError):  # being written, or on a file server that is slow today
-            if run.begins():
+            if run.shown:
+                run.look()
+            elif run.begun():
                 self._started(number)
                 run.begin()
-            run.look()
 
     def ended(self, number: int, notes: Sequence[str] = ()) -> None:
-        """Show the last of a run; of one that ended before it was seen, that it began."""
-        self._look(number)
-        run = self._runs.pop(number)
-        if not run.shown:
+        """Show the last of a run; of one that was over before it was seen, that it began."""
+        if self._runs[number].shown:
+            self._look(number)
+        else:
             self._started(number)
-        run.end(notes)
+        self._runs.pop(number).end(notes)
 
     def close(self) -> None:
         for run in self._runs.values():
@@ -49,31 +50,26 @@ class Followed:
     def __init__(self, work: Work) -> None:
         self._job, self._note = work.job, work.note
         self._run, self._reporter = RunFolder(work.job.out), work.reporter
-        self._attempt, self._step, self._evaluated = self._now(), 0, 0
-        self._size, self._values = -1, dict[str, float]()
+        self._attempt = self._step = 0
+        with contextlib.suppress(OSError):  # a folder one may not look into: the run will say so
+            self._attempt, self._step = self._run.attempt(), self._saved()
+        self._evaluated, self._size, self._values = self._step, -1, dict[str, float]()
         self.shown = False
 
-    def _now(self) -> int:
-        with contextlib.suppress(OSError):
-            return self._run.attempt()
-        return 0
-
-    def begins(self) -> bool:
-        """Whether a process has begun with it since this was made, and it is not shown yet."""
-        return not self.shown and self._run.attempt() > self._attempt
+    def begun(self) -> bool:
+        """Whether a process has begun with it since this was made."""
+        return self._run.attempt() > self._attempt
 
     def begin(self) -> None:
         settings = self._job.settings
         self._reporter = self._reporter or progress.on_stderr(f" {settings.labels} seed {settings.seed}")
         self.shown, self._attempt = True, self._run.attempt()
-        self._evaluated = self._step = self._saved()
         self._reporter.start(f"{settings.data} {settings.method}", self._step, settings.steps)
         if self._note:
             self._reporter.note(self._note)
 
     def look(self) -> None:
-        if not self.shown or self._reporter is None:
-            return
+        assert self._reporter is not None
         attempt = self._run.attempt()
         if attempt > self._attempt:
             self._attempt, self._evaluated, self._step = attempt, self._saved(), self._saved()
@@ -97,7 +93,7 @@ class Followed:
     def _saved(self) -> int:
         """The step of the newest checkpoint, 0 before the first."""
         found = checkpoint.list_checkpoints(self._run.checkpoints)
-        return int(found[0].name.removeprefix("step-")) if found else 0
+        return max(0, checkpoint.step_of(found[0])) if found else 0
 
     def end(self, notes: Sequence[str] = ()) -> None:
         if self.shown and self._reporter is not None:

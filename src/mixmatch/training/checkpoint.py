@@ -52,10 +52,10 @@ def name_of(step: int) -> str:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, newest first."""
-    return sorted(folder.glob("step-*"), key=_step_of, reverse=True)
+    return sorted(folder.glob("step-*"), key=step_of, reverse=True)
 
 
-def _step_of(path: Path) -> int:
+def step_of(path: Path) -> int:
     number = path.name.removeprefix("step-")
     return int(number) if number.isdecimal() else -1  # someone else's folder comes last
 
