@@ -102,7 +102,7 @@ def connect(address: str) -> Any:
     except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
         reason = re.split(r"\.\s|\n", str(error))[0].rstrip(".") or type(error).__name__
         raise MixMatchError(
-            f"no Ray cluster at ray={address} ({reason}): start one with `ray start --head`, or use ray=local"
+            f"no Ray cluster at ray={address} ({reason}): start one as in docs/scale.md, or use ray=local"
         ) from None
     return ray
 
