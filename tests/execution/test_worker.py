@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -12,16 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parent))
 from jobs import tiny
+from torch import nn
 
 from mixmatch.errors import MixMatchError
 from mixmatch.execution import worker
 from mixmatch.execution.elsewhere import Elsewhere
 from mixmatch.execution.follow import Follower
-from mixmatch.execution.ray import Ray, share_of
+from mixmatch.execution.ray import Ray, _failed, share_of
 from mixmatch.training.checkpoint import Checkpoint
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import RunFolder
@@ -215,3 +212,18 @@ def test_no_cluster_there(address: str, tmp_path: Path) -> None:
     with pytest.raises(MixMatchError, match=f"no Ray cluster at ray={address}"):
         list(Ray(address).run([tiny(tmp_path / "a")]))
     assert time.monotonic() - began < 20
+
+
+def test_a_task_without_answers() -> None:
+    """A cluster without the package, a node lost too often, a fault of ours: each in a line."""
+    missing = _failed(RuntimeError("failed to import on the worker\nModuleNotFoundError: No module named 'mixmatch'"))
+    assert missing == {"error": "a node of the cluster has no mixmatch: install it on every one", "trace": None}
+    lost = _failed(OSError("The node was preempted.\nmore"))
+    assert lost["error"] == "Ray gave up on it (OSError: The node was preempted.): the same command resumes it"
+
+    class InTask(Exception):
+        cause = ZeroDivisionError("by zero")
+
+    ours = _failed(InTask("ray::do()\n  File ...\nZeroDivisionError: by zero"))
+    assert ours["error"] == "ZeroDivisionError: by zero"
+    assert "File" in ours["trace"]
