@@ -168,6 +168,17 @@ def test_runs_beside_each_other_share_the_screen(monkeypatch: pytest.MonkeyPatch
     assert isinstance(progress.on_stderr(" seed 1"), Log)
 
 
+def test_of_more_runs_than_fit_on_the_screen_those_under_way_are_shown() -> None:
+    console = screen()
+    console.height = 12
+    bars = Bars(console)
+    for number in range(40):
+        bars.add_task(f"run {number}", completed=10 if number < 37 else 3, total=10, values="", speed="", left="")
+    console.print(*bars.get_renderables())
+    assert "37 runs ended, 3 under way" in shown(console)
+    assert re.findall(r"run \d+", shown(console)) == ["run 37", "run 38", "run 39"]
+
+
 def test_several_are_all_told() -> None:
     told: list[str] = []
 

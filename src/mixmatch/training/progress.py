@@ -95,6 +95,7 @@ class Bars(Progress):
     """A bar for each run, and a line of values below it: together they are too wide for 80 columns."""
 
     def __init__(self, console: Console) -> None:
+        self._screen = console
         super().__init__(
             TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=None),
@@ -118,7 +119,12 @@ class Bars(Progress):
                 self.remove_task(task)
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        for task in self.tasks:
+        tasks, most = self.tasks, max(1, self._screen.height // 2 - 1)
+        if len(tasks) > most:  # the screen is too small for all: those under way
+            running = [task for task in tasks if not task.finished]
+            yield Text(f"{len(tasks) - len(running):,} runs ended, {len(running):,} under way")
+            tasks = running[:most]
+        for task in tasks:
             yield self.make_tasks_table([task])
             values = Text.from_markup(task.fields["values"], overflow="ellipsis")
             values.no_wrap = True
