@@ -36,7 +36,7 @@ def finished(run: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) 
 def test_run_folder(finished: tuple[Path, Any]) -> None:
     folder, result = finished
     assert result.code == 0, result.err
-    names = {path.name for path in folder.iterdir()} - {".lock"}
+    names = {path.name for path in folder.iterdir()} - {".attempt", ".lock"}
     events = {name for name in names if name.startswith("events.out.tfevents")}
     assert names - events == {"config.json", "metrics.jsonl", "checkpoint", "model.safetensors", "result.json"}
     assert len(events) == 1

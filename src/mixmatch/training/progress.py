@@ -121,7 +121,7 @@ class Bars(Progress):
     def get_renderables(self) -> Iterable[RenderableType]:
         tasks, most = self.tasks, max(1, self._screen.height // 2 - 1)
         if len(tasks) > most:  # the screen is too small for all: those under way
-            running = [task for task in tasks if not task.finished]
+            running = [task for task in tasks if task.completed < (task.total or 0)]
             yield Text(f"{len(tasks) - len(running):,} runs ended, {len(running):,} under way")
             tasks = running[:most]
         for task in tasks:
