@@ -33,6 +33,7 @@ from mixmatch.training.plan import plan
 from mixmatch.training.progress import Reporter, bar
 from mixmatch.training.run import RunFolder, RunRecord
 from mixmatch.training.session import Work
+from mixmatch.training.torchrun import leads
 
 Bar = Callable[[str], AbstractContextManager[Callback | None]]
 """Shows work that counts rows, under a title."""
@@ -142,8 +143,9 @@ def train(
         split=split,
         reporter=reporter,
     )
+    work = replace(work, shared=True)
     if isinstance(data, str) and is_path(data):
-        shown = partial(bar, shown=reporter is None)
+        shown = partial(bar, shown=reporter is None and leads())
         return train_user_data(work, baseline=baseline is not False, cross_validate=cross_validate, bar=shown).record
     for name, given in {"baseline": baseline, "cross_validate": cross_validate}.items():
         if given:
@@ -155,8 +157,9 @@ class Trained(NamedTuple):
     """A run on user data: its record with the verdict, the report, and where its page is."""
 
     record: RunRecord
-    report: Report
-    page: Path
+    report: Report | None
+    """None in a process that does not lead: only one of several makes the report."""
+    page: Path | None
 
 
 def train_user_data(
@@ -171,7 +174,9 @@ def train_user_data(
     data = _open(work, bar, warn)
     untrained = copy.deepcopy(work.network)
     record = here.run_one(replace(work, data=data))
-    work = replace(work, network=untrained)
+    if not leads():
+        return Trained(record, None, None)
+    work = replace(work, network=untrained, shared=False)
     report, page = conclude(work, data, baseline=baseline, cross_validate=cross_validate)
     verdict = {"verdict": report.verdict.text, "verdict_details": report.verdict.to_dict()}
     return Trained(RunRecord({**record, **verdict, "report": str(page)}), report, page)

@@ -75,6 +75,12 @@ class Settings:
     batch_size: int = setting(
         64, "Labeled images per step, and the method's ratio as many unlabeled ones.", least=1, group=BASIC
     )
+    groups: int = setting(
+        1,
+        "Parts of a batch that are mixed and normalized each on its own, one after the other or by several processes; "
+        "gradients are averaged over them.",
+        least=1,
+    )
     optimizer: Optimizer = setting("adam", "Adam with decoupled weight decay, or SGD with Nesterov momentum.")
     learning_rate: float = setting(0.002, "Learning rate of the optimizer.", least=0)
     momentum: float = setting(0.9, "Momentum of SGD.", within=(0, 1))
@@ -183,6 +189,8 @@ def check(settings: Settings) -> Settings:
     values = {name: s.check(getattr(settings, name)) for name, s in settings_of(Settings).items()}
     if not isinstance(settings.data, str):
         raise MixMatchError(f"data={settings.data!r} must be a name")
+    if values["batch_size"] % values["groups"]:
+        raise MixMatchError(f"groups={values['groups']} must divide batch_size={values['batch_size']}")
     if not values["method"].startswith(methods.CUSTOM):
         known = methods.declared(values["method"])
         given = values["method_settings"]

@@ -15,6 +15,7 @@ from mixmatch import __version__
 from mixmatch.cli.options import ManyValues, PlainCommand, PlainFlags, unwrapped
 from mixmatch.errors import MixMatchError
 from mixmatch.training.stop import Interrupted
+from mixmatch.training.torchrun import leads
 
 
 class Command(NamedTuple):
@@ -224,7 +225,8 @@ def main() -> None:
         takes_resume = sys.argv[1:2] in (["train"], ["pate"])
         continues = "continue with --resume" if takes_resume else "the same command continues from there"
         where = f"stopped at step {stopped.step:,}, which is saved" if stopped.step else "stopped"
-        print(f"{where}: {continues}", file=sys.stderr)
+        if leads():
+            print(f"{where}: {continues}", file=sys.stderr)
         sys.exit(128 + stopped.signal)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
@@ -279,5 +281,5 @@ def with_options(message: str, arguments: Iterable[str] = ()) -> str:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"{'' if leads() else 'another process: '}error: {message}", file=sys.stderr)
     sys.exit(code)

@@ -37,6 +37,7 @@ from mixmatch.training.evaluate import REPORTED
 from mixmatch.training.plan import plan
 from mixmatch.training.progress import Quiet, bar
 from mixmatch.training.run import Record
+from mixmatch.training.torchrun import leads
 
 RUN, SETTINGS = "Run", "Settings (where no default is shown: the paper's for this data set)"
 
@@ -158,6 +159,8 @@ def train(
       mixmatch train patients.csv --label-column diagnosis  # empty where it is not known
 
       mixmatch train embeddings.npz  # x: numbers, y: classes, -1 where not known
+
+      torchrun --nproc-per-node 4 -m mixmatch train photos/ --batch-size 256 --groups 4 --out runs/photos  # 4 GPUs
     """
     reading = {name: settings.pop(name) for name in READING.settings if name in settings}
     work = plan(
@@ -175,16 +178,21 @@ def train(
         strict=strict,
         reporter=Quiet() if quiet else None,
     )
+    work = replace(work, note=with_options(work.note), shared=True)
     if not is_path(data):
-        _show(run_one(work), work.job.out, as_json)
+        record = run_one(work)
+        if leads():
+            _show(record, work.job.out, as_json)
         return
     record, report, page = train_user_data(
-        replace(work, note=with_options(work.note)),
+        work,
         baseline=baseline,
         cross_validate=cross_validate,
-        bar=partial(bar, shown=not quiet),
-        warn=lambda text: warn(with_options(text)),
+        bar=partial(bar, shown=not quiet and leads()),
+        warn=lambda text: warn(with_options(text)) if leads() else None,
     )
+    if report is None:
+        return
     if as_json:
         print_json(record)
         return

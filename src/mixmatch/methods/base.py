@@ -135,9 +135,28 @@ class Method(ABC):
         """Its state before the first step: named tensors on `data.device`. The engine owns and saves them."""
         return {}
 
+    def combine(self, state: Tensors, groups: Sequence[Tensors]) -> dict[str, Tensor]:
+        """The state after a step whose batch has several groups: what each of them, in order, made of `state`. Means;
+        of whole numbers the last change."""
+        return combine(state, groups)
+
     @abstractmethod
     def loss(self, model: Predictor, batch: Batch, draws: Tensors, progress: Progress, state: Tensors) -> Step:
         """The loss of one step. A pure function: state goes in and comes out, and nothing waits for the device."""
+
+
+def combine(state: Tensors, groups: Sequence[Tensors]) -> dict[str, Tensor]:
+    """The means of what groups made of `state`; of whole numbers the last change."""
+    combined = {}
+    for name in groups[0]:
+        values = [group[name] for group in groups]
+        if values[0].is_floating_point():
+            combined[name] = torch.stack(values).mean(dim=0)
+            continue
+        combined[name] = before = state[name]
+        for value in values:
+            combined[name] = torch.where(value != before, value, combined[name])
+    return combined
 
 
 def method_settings(method: Method) -> dict[str, Any]:

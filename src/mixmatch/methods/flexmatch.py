@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -92,8 +92,18 @@ class FlexMatch(Method):
         new = torch.where(last >= 0, label[last.clamp_min(0)], old)
         once = (last == place).unsqueeze(1)
         counts = counts + (once * (F.one_hot(new + 1, len(counts)) - F.one_hot(old + 1, len(counts)))).sum(dim=0)
+        return {"labels": labels.scatter(0, rows, new), "counts": counts, "learned": self.learned(state, counts)}
+
+    def learned(self, state: Tensors, counts: Tensor) -> Tensor:
+        """How far each class is learned (L,), from how many rows have which label."""
         largest = (counts if self.threshold_warmup else counts[1:]).amax().clamp_min(1)
         learned = counts[1:].to(state["learned"].dtype) / largest
         # As in the authors' code nothing is learned about classes while all rows have the same label.
-        learned = torch.where(counts.amax() < len(labels), learned, state["learned"])
-        return {"labels": labels.scatter(0, rows, new), "counts": counts, "learned": learned}
+        return torch.where(counts.amax() < len(state["labels"]), learned, state["learned"])
+
+    def combine(self, state: Tensors, groups: Sequence[Tensors]) -> dict[str, Tensor]:
+        """Groups may share a row, so the labels are counted anew."""
+        changed = super().combine(state, groups)
+        labels = changed["labels"]
+        counts = torch.zeros_like(state["counts"]).scatter_add(0, labels + 1, torch.ones_like(labels))
+        return {**changed, "counts": counts, "learned": self.learned(state, counts)}

@@ -42,6 +42,8 @@ class GraphedStep:
         note: receives a message if the step cannot be captured; then it is called as it is.
         device, stream: where the step runs.
         chunk: the most steps whose draws are loaded at once.
+        anywhere: whether what is true here, or is not, is true in any process of this run. A step that one of them
+            cannot capture is captured by none.
     """
 
     def __init__(
@@ -52,8 +54,9 @@ class GraphedStep:
         device: torch.device,
         stream: torch.cuda.Stream | None,
         chunk: int,
+        anywhere: Callable[[bool], bool] = bool,
     ) -> None:
-        self._body, self._prepare, self._note = body, prepare, note
+        self._body, self._prepare, self._note, self._anywhere = body, prepare, note, anywhere
         self._device, self._stream, self._chunk = device, stream, chunk
         self._cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self._rows = torch.empty(0, device=device)
@@ -64,7 +67,7 @@ class GraphedStep:
 
     def load(self, draws: Tensors) -> None:
         """Copy the draws of the coming steps, stacked, to where the graph reads them."""
-        count = len(draws["step"])
+        count = len(next(iter(draws.values())))
         if not self._places:
             end = 0
             for name, values in draws.items():
@@ -105,7 +108,7 @@ class GraphedStep:
 
     def _capture(self) -> None:
         self._prepare()
-        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        graph, pool, why = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle(), ""
         try:
             with torch.cuda.graph(graph, pool, stream=self._stream, capture_error_mode="thread_local"):
                 self._take()
@@ -116,7 +119,10 @@ class GraphedStep:
             for cause in chain(error):  # an error on leaving an unfinished capture hides why it is unfinished
                 if isinstance(cause, torch.OutOfMemoryError):
                     raise cause from None
-            self._note(f"the step cannot be captured as a graph ({reason(error)}): training continues without, slower")
+            why = reason(error)
+        if self._anywhere(bool(why)):
+            why = why or "in another process"
+            self._note(f"the step cannot be captured as a graph ({why}): training continues without, slower")
         else:
             self._graph = graph
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from mixmatch.errors import MixMatchError
 from mixmatch.settings import Precision, Settings
+from mixmatch.training.torchrun import place_here, started_processes
 
 COMPILE_FROM = 4096
 """Compile by default on CUDA from this many steps on: compiling takes about a minute."""
@@ -31,6 +32,8 @@ class Speed(NamedTuple):
 
 def pick_device(name: str) -> torch.device:
     """A device by name; `auto` is the best there is."""
+    if started_processes() > 1 and torch.cuda.is_available() and name in ("auto", "cuda"):
+        name = f"cuda:{_own_gpu()}"
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
         return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if available[kind]))
@@ -43,6 +46,17 @@ def pick_device(name: str) -> torch.device:
         return torch.device(name)
     except RuntimeError:
         raise MixMatchError(f"unknown device '{name}': use auto, cpu, cuda or mps") from None
+
+
+def _own_gpu() -> int:
+    """The number of the GPU of this process, one of several that torchrun has started on this machine."""
+    number, there = place_here(), torch.cuda.device_count()
+    if number >= there:
+        raise MixMatchError(
+            f"torchrun started {number + 1} processes or more here, but there are {there} GPUs, one for each: start "
+            f"{there}, or use device=cpu"
+        )
+    return number
 
 
 def default_precision(settings: Settings, device: torch.device, input_shape: Sequence[int]) -> Precision:

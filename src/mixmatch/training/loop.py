@@ -73,8 +73,10 @@ class Loop:
         if resume is not None:
             trainer.restore(resume)
             self._earlier, self._records = resume.state["seconds"], resume.state["evaluations"]
-        run.cut_metrics(self._records)
-        self._evaluated_at = run.metrics()[-1]["step"] if self._records else -1
+        self.world = trainer.world
+        if self.world.leads:
+            run.cut_metrics(self._records)
+        self._evaluated_at = run.metrics()[self._records - 1]["step"] if self._records else -1
         if watch is not None:
             for record in run.metrics():
                 watch.look(record)
@@ -102,7 +104,7 @@ class Loop:
                 with trainer.in_stream():
                     if evaluation_due(trainer.step, total, self.settings.eval_every, self._evaluated_at):
                         self._evaluate()
-                    since = time.monotonic() - self._saved_time
+                    since = self._agreed(time.monotonic() - self._saved_time)
                     if save_due(trainer.step, total, self.every, self._saved_at, since):
                         self._save()
                     if trainer.step >= total:
@@ -114,6 +116,7 @@ class Loop:
             with self._explained(), trainer.in_stream():
                 if trainer.step != self._saved_at:
                     self._save()
+                self.world.barrier()  # torchrun ends the others as soon as one has ended
             raise Interrupted(interrupted.signal, trainer.step) from None
         except (NotFinite, OSError) as error:
             raise self._explain(error) from None
@@ -123,21 +126,38 @@ class Loop:
                 trainer.wait()
             self.reporter.close()
 
+    def _agreed(self, number: float) -> float:
+        """What the leading process says: all decide by its clock."""
+        return self.world.numbers(number)[0]
+
+    def _check_stop(self) -> None:
+        """Raise if any process was asked to stop: all stop at the same step."""
+        signal = int(max(self.world.numbers(self.stop.signal or 0)))
+        if signal:
+            raise Interrupted(signal, 0)
+
     def _advance(self) -> None:
         trainer, first, began = self.trainer, self.trainer.step, time.monotonic()
-        trainer.advance(
-            next_pause(first, self.settings.steps, self._most, self.settings.eval_every, self.every), self.stop
-        )
+        until = next_pause(first, self.settings.steps, self._most, self.settings.eval_every, self.every)
+        trainer.advance(until, self.stop if self.world.size == 1 else lambda: False)
         if trainer.device.type == "cpu":  # elsewhere the host would have to wait
             trainer.check_finite()
-            self._most = steps_until_pause(trainer.step - first, time.monotonic() - began)
+            self._most = steps_until_pause(trainer.step - first, self._agreed(time.monotonic() - began))
         self.reporter.steps(trainer.step, self._readings.update(trainer))
-        self.stop.check()
+        self._check_stop()
 
     def _evaluate(self) -> None:
         trainer = self.trainer
         trainer.check_finite()
-        test, valid = trainer.evaluate(between=self.stop.check)
+        if self.world.leads:
+            self._record_evaluation()
+        self._records, self._evaluated_at = self._records + 1, trainer.step
+        trainer.clear_metrics()
+
+    def _record_evaluation(self) -> None:
+        trainer = self.trainer
+        between = self.stop.check if self.world.size == 1 else lambda: None  # several processes stop together
+        test, valid = trainer.evaluate(between)
         guesses = trainer.guesses() if self.watch is not None else None
         record: Record = {
             "step": trainer.step,
@@ -148,8 +168,6 @@ class Loop:
             "seconds": round(self.seconds, 3),
         }
         self.run.append_metrics(record)
-        self._records, self._evaluated_at = self._records + 1, trainer.step
-        trainer.clear_metrics()
         self.reporter.evaluated(record)
         if self.watch is not None and guesses is not None:
             for text in self.watch.look(record, trainer.source.classes[guesses.argmax()]):
@@ -158,9 +176,10 @@ class Loop:
     def _save(self) -> None:
         trainer = self.trainer
         trainer.check_finite()
-        now = trainer.checkpoint()
-        now.state.update(evaluations=self._records, seconds=self.seconds)
-        self.run.save_checkpoint(now)
+        if self.world.leads:
+            now = trainer.checkpoint()
+            now.state.update(evaluations=self._records, seconds=self.seconds)
+            self.run.save_checkpoint(now)
         self._saved_at, self._saved_time = trainer.step, time.monotonic()
 
     @contextlib.contextmanager

@@ -48,8 +48,10 @@ from mixmatch.training.loop import Loop
 from mixmatch.training.record import make_record
 from mixmatch.training.run import Record, RunFolder, RunRecord
 from mixmatch.training.stop import Stop
+from mixmatch.training.torchrun import STALE_ADDRESSES, restarts_may_fail
 from mixmatch.training.trainer import Trainer
 from mixmatch.training.watch import Watch
+from mixmatch.training.world import World, joined
 
 CUSTOM = "custom:"
 """What the name of a network from outside the package begins with: its class's name follows."""
@@ -103,6 +105,8 @@ class Work:
     reporter: progress.Reporter | None = None
     note: str = ""
     """What to say when the run begins."""
+    shared: bool = False
+    """Whether the processes that torchrun started do it together."""
 
     def open(self, settings: Settings) -> Data:
         if isinstance(self.data, Data):
@@ -248,6 +252,7 @@ def prepare(
     graph: bool = False,
     side_by_side: bool = False,
     threads: int | None = None,
+    world: World | None = None,
 ) -> Trainer:
     """A trainer at step 0: initial weights follow from the seed, unless a `network` is given."""
     source = data.source
@@ -270,6 +275,7 @@ def prepare(
         compile=compile,
         graph=graph and not alone,
         threads=threads,
+        world=world,
     )
     if alone:
         trainer.queue_note("a network with randomness of its own is not graphed next to other runs: it trains slower")
@@ -319,8 +325,15 @@ def _check_network(network: nn.Module, classes: int, shape: tuple[int, ...]) -> 
 
 def running(work: Work, stop: Stop, side_by_side: bool = False) -> Generator[None, None, RunRecord]:
     """Do a job, pausing after every few steps so that runs can take turns; returns its record."""
+    device = pick_device(work.job.device)
+    with joined(device, work.shared) as world:
+        return (yield from _running(work, stop, device, world, side_by_side))
+
+
+def _running(
+    work: Work, stop: Stop, device: torch.device, world: World, side_by_side: bool
+) -> Generator[None, None, RunRecord]:
     job, run = work.job, RunFolder(work.job.out)
-    device = pick_device(job.device)
     if job.checkpoint_every is not None and job.checkpoint_every < 1:
         raise MixMatchError(f"checkpoint_every={job.checkpoint_every} must be 1 or more")
     began, finished = run.continues(job.resume), None
@@ -343,20 +356,29 @@ def running(work: Work, stop: Stop, side_by_side: bool = False) -> Generator[Non
     # On a CPU bits depend on the number of threads, so a run keeps it. What drives a GPU does not matter.
     count = config.get("threads") or default_threads(data.source.input_shape) if device.type == "cpu" else None
     reporter = work.reporter
-    if reporter is None:
+    if not world.leads:
+        reporter = progress.Quiet()
+    elif reporter is None:
         reporter = progress.on_stderr(f" {settings.labels} seed {settings.seed}" if side_by_side else "")
     with contextlib.ExitStack() as held:
         held.enter_context(explained_shortage(device, lambda: str(run.path) if run.exists() else None))
         trainer = prepare(
             settings, data, device, network=work.network, method=work.method, side_by_side=side_by_side,
-            compile=speed.compile, graph=speed.graph, threads=count,
+            compile=speed.compile, graph=speed.graph, threads=count, world=world,
         )  # fmt: skip
         if work.note and not began:
             trainer.queue_note(work.note)
+        if world.size > 1 and restarts_may_fail():
+            trainer.queue_note(f"restarts may fail: set {STALE_ADDRESSES}=1 before torchrun")
+        world.barrier()  # all have looked at the folder before it changes
+        if not world.leads:
+            return (yield from _following(trainer, run, stop, job, began))
         held.enter_context(run.lock())  # makes the folder, so everything that may be refused is refused above
         if run.continues(resume=False) if not began else finished is None and run.result() is not None:
             raise MixMatchError(f"another process has worked in {run.path} meanwhile: look at it, then start again")
         about = {"settings": settings.to_dict(), **_described(data), "compile": compile, "threads": count}
+        if world.size > 1:
+            about["processes"] = world.size
         if data.user is not None:
             about["folder"] = str(Path.cwd())  # where relative paths begin
         if began:
@@ -364,6 +386,7 @@ def running(work: Work, stop: Stop, side_by_side: bool = False) -> Generator[Non
         else:
             saved = None
             run.write_config(about)
+        world.barrier()  # the others read the checkpoint next
         shown = progress.Several(reporter, progress.TensorBoard(run.path))
         seconds = yield from Loop(trainer, run, shown, stop, saved, job.checkpoint_every, watch_for(trainer)).turns()
         run.check_attempt()
@@ -372,7 +395,15 @@ def running(work: Work, stop: Stop, side_by_side: bool = False) -> Generator[Non
             settings, data.split, run.metrics(), seconds, device, trainer.engine, trainer.machines, threads=count
         )
         run.write_result(record)
-        return record
+        return world.from_leader(record)
+
+
+def _following(trainer: Trainer, run: RunFolder, stop: Stop, job: Job, began: bool) -> Generator[None, None, RunRecord]:
+    """The part in a run of a process that does not lead: it takes steps, and leaves the folder alone."""
+    trainer.world.barrier()  # until the one that leads has locked and prepared the folder
+    saved = run.load_checkpoint(job.checkpoint) if began else None
+    yield from Loop(trainer, run, progress.Quiet(), stop, saved, job.checkpoint_every).turns()
+    return trainer.world.from_leader(RunRecord())  # when it is written
 
 
 def _user_kind(work: Work, data: Data) -> Kind | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixmatch.augment import Adaptive, Augmentation
-from mixmatch.methods.base import Batch, Method, Predictor, Progress, Step, Tensors
+from mixmatch.methods.base import Batch, Method, Predictor, Progress, Step, Tensors, combine
 
 AUGMENTATION = "augmentation/"
 """What the names of an adaptive augmentation's state begin with, among the method's."""
@@ -49,6 +50,13 @@ class Objective:
             adapted = self._adapt(self.strong, model, x, batch.y, under("probe/", draws), learned)
             step = step._replace(state={**step.state, **{f"{AUGMENTATION}{n}": value for n, value in adapted.items()}})
         return step
+
+    @torch.no_grad()
+    def combine(self, state: Tensors, groups: Sequence[Tensors]) -> dict[str, Tensor]:
+        """The state after a step, from what each of its groups made of it."""
+        adapted = [{n: value for n, value in group.items() if n.startswith(AUGMENTATION)} for group in groups]
+        own = [{n: value for n, value in group.items() if n not in adapted[0]} for group in groups]
+        return {**(self.method.combine(state, own) if own[0] else {}), **combine(state, adapted)}
 
     def augmentation_state(self, device: torch.device) -> dict[str, Tensor]:
         """What an adaptive augmentation has learned before the first step: nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -20,24 +20,29 @@ from mixmatch.data.source import Source
 from mixmatch.data.split import Split
 from mixmatch.draws import BalancedSampler, Draws, Sampler, generator, torch_seed
 from mixmatch.errors import MixMatchError
-from mixmatch.methods.base import DataInfo, Method, Step, Tensors
+from mixmatch.methods.base import DataInfo, Method, Metrics, Step, Tensors
 from mixmatch.networks import cuda
 from mixmatch.networks.heads import WithHeads
 from mixmatch.settings import Settings
 from mixmatch.training.checkpoint import Checkpoint
 from mixmatch.training.compile import Loss, compiled, compiled_account, reason
 from mixmatch.training.cuda_graph import GraphedStep
-from mixmatch.training.device import threads
+from mixmatch.training.device import has_own_randomness, threads
 from mixmatch.training.evaluate import LEAST_VALID, Evaluation, HeldOut, evaluate, predict_logits
 from mixmatch.training.model import Model, full_fp32, warm_decay
 from mixmatch.training.optimizer import build_optimizer, learning_rate, load_optimizer_state, optimizer_state
 from mixmatch.training.record import on_machines
-from mixmatch.training.step import Objective, account
+from mixmatch.training.step import Objective, account, under
 from mixmatch.training.streams import stream_for
 from mixmatch.training.watch import SAMPLE
+from mixmatch.training.world import Total, World
 
 CHUNK = 32
 """Steps whose draws are made and copied to the device at once. It does not affect results."""
+
+
+Rows = tuple[Tensor, Tensor | None, Tensors]
+"""The labeled and unlabeled rows of a batch, fetched, and its draws."""
 
 
 class NotFinite(Exception):
@@ -64,11 +69,17 @@ class Trainer:
         compile: bool = False,
         graph: bool = False,
         threads: int | None = None,
+        world: World | None = None,
     ) -> None:
         """`compile` makes steps faster after a minute of preparation, `graph` (on CUDA) at once. `threads` is how many
-        compute on a CPU, if not as many as PyTorch has."""
+        compute on a CPU, if not as many as PyTorch has. The processes of a `world` share the groups of each step."""
         self.settings, self.source, self.split, self.device = settings, source, split, device
         self._threads = threads
+        self.world = World() if world is None else world
+        self.world.check(settings.groups)
+        self._groups = range(self.world.rank, settings.groups, self.world.size)
+        """Which groups of a step this process computes."""
+        self._size = settings.batch_size // settings.groups
         method = settings.build_method() if method is None else method
         self._check(method, network)
         shape = source.input_shape
@@ -93,7 +104,7 @@ class Trainer:
         self.optimizer = build_optimizer(network, settings, self.rate if graphed else None)
         self.pool = Pool(inputs, device)
         self.labels = torch.from_numpy(np.array(source.train.labels, np.int64)).to(device)
-        seed, size = settings.seed, settings.batch_size
+        seed, size = settings.seed, self._size
         self._labeled = (
             BalancedSampler(source.train.labels[split.labeled], size, seed, "labeled")
             if settings.label_sampling == "balanced"
@@ -135,13 +146,19 @@ class Trainer:
                 f"no unlabeled {source.noun}s are left for method '{settings.method}': label fewer, add unlabeled "
                 "ones, or use method=supervised"
             )
-        single = settings.batch_size == 1 and settings.method_settings.get("passes") != "fused"  # it joins batches
+        single = self._size == 1 and settings.method_settings.get("passes") != "fused"  # it joins batches
         if single and len(source.input_shape) == 1 and any(isinstance(m, _BatchNorm) for m in network.modules()):
-            raise MixMatchError(f"batch_size=1: the batch norm of {settings.network} needs at least 2 rows in a batch")
+            given = f"groups={settings.groups}" if settings.groups > 1 else "batch_size=1"
+            raise MixMatchError(f"{given}: the batch norm of {settings.network} needs at least 2 rows in a batch")
+        if self.world.size > 1 and has_own_randomness(network):
+            raise MixMatchError(
+                f"{settings.network} draws random numbers itself (dropout), so its results would depend on the number "
+                "of processes: train it with one"
+            )
 
     def _kernels(self, network: nn.Module) -> cuda.Shape | None:
         """The network's shape if there are kernels for it that run here."""
-        images, settings = self.settings.batch_size, self.settings
+        images, settings = self._size, self.settings
         inner = network.network if isinstance(network, WithHeads) else network
         shape = cuda.shape_of(inner, self.source.input_shape) if settings.precision == "bf16" else None
         if shape is None or not cuda.available() or not cuda.fits(shape, [images]):
@@ -161,13 +178,20 @@ class Trainer:
         def prepare() -> None:
             self.optimizer.zero_grad(set_to_none=True)  # the graph makes its own gradients
 
-        return GraphedStep(self._take, prepare, lambda text: self.note(text), self.device, self.stream, CHUNK)
+        note, anywhere = (lambda text: self.note(text)), self.world.any
+        return GraphedStep(self._take, prepare, note, self.device, self.stream, CHUNK, anywhere)
 
     # ---------------------------------------------------------------- one step
 
-    def draw(self, step: int) -> Draws:
-        """Everything random of a step: which rows, how they are augmented, and what the method needs."""
-        objective, seed, size = self.objective, self.settings.seed, self.settings.batch_size
+    def draw(self, step: int, group: int = 0) -> Draws:
+        """Everything random of a group of a step: which rows, how they are augmented, and what the method needs. As the
+        draws of a run whose steps are the groups, in their order."""
+        draws = self._draw(step * self.settings.groups + group)
+        draws["step"] = np.array(step, np.float32)
+        return draws
+
+    def _draw(self, step: int) -> Draws:
+        objective, seed, size = self.objective, self.settings.seed, self._size
         method, views = objective.method, objective.method.views
         draws: Draws = {"labeled": self.split.labeled[self._labeled.rows(step)]}
         for name, draw in objective.weak.draw(generator(seed, "augment labeled", step), 1, size).items():
@@ -190,7 +214,6 @@ class Trainer:
                 draws[f"probe/{name}"] = draw
         for name, draw in method.draw(generator(seed, "method", step), size).items():
             draws[f"method/{name}"] = draw
-        draws["step"] = np.array(step, np.float32)
         return draws
 
     def loss(self, x: Tensor, u: Tensor | None, draws: Tensors) -> Step:
@@ -199,17 +222,20 @@ class Trainer:
         if self._compiled is not None:
             network = self.model.network
             tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+            why = ""
             try:
                 outcome = self._compiled(tensors, self.model.ema, labels, x, u, draws, self.state)
-                self._settled = True
-                return outcome
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # whatever the compiler cannot do, plain PyTorch can
                 if self._settled:  # it has done it before
                     raise
-                self._compiled = None
-                self.note(f"the step cannot be compiled ({reason(error)}): training continues without, slower")
+                why = reason(error)
+            self._settled = self._settled or not self.world.any(bool(why))
+            if self._settled:
+                return outcome
+            self._compiled, why = None, why or "in another process"
+            self.note(f"the step cannot be compiled ({why}): training continues without, slower")
         return self.objective.loss(self.model, labels, x, u, draws, self.state)
 
     def take_step(self, x: Tensor, u: Tensor | None, draws: Tensors, ema_share: Tensor | None = None) -> None:
@@ -220,6 +246,39 @@ class Trainer:
             self._check_step(taken)
         loss, metrics, state = taken
         loss.backward()  # type: ignore[no-untyped-call]
+        self._end_step(loss.detach(), metrics, state, draws["step"], ema_share)
+
+    def take_groups(self, groups: Sequence[Rows], ema_share: Tensor | None = None) -> None:
+        """A step over the groups of its batch, of which these are this process's.
+
+        Each group begins with the same weights, batch-norm statistics and state, as if it were the whole batch. What
+        is learned is the mean over all groups of their gradients and of batch norm's running statistics; the method
+        says what becomes of its state.
+        """
+        network, total, states = self.model.network, Total(self.world), list[Tensors]()
+        buffers = list(network.buffers())
+        before = [buffer.clone() for buffer in buffers]
+        running = [buffer for buffer in buffers if buffer.is_floating_point()]
+        for x, u, draws in groups:
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
+            self.optimizer.zero_grad(set_to_none=True)
+            taken = self.loss(x, u, draws)
+            if not self._metrics:
+                self._check_step(taken)
+            loss, metrics, state = taken
+            loss.backward()  # type: ignore[no-untyped-call]
+            gradients = [p.grad for p in network.parameters() if p.grad is not None]
+            total.add([*gradients, *running, loss.detach(), *map(self._scalar, metrics.values())])
+            states += [dict(zip(state, values, strict=True)) for values in self.world.gather(list(state.values()))]
+        means = total.mean(self.settings.groups)
+        for tensor, mean in zip([*gradients, *running], means, strict=False):
+            tensor.copy_(mean)
+        loss, *values = means[len(gradients) + len(running) :]
+        state = self.objective.combine(self.state, states)
+        self._end_step(loss, dict(zip(metrics, values, strict=True)), state, draws["step"], ema_share)
+
+    def _end_step(self, loss: Tensor, metrics: Metrics, state: Tensors, step: Tensor, ema_share: Tensor | None) -> None:
         self.optimizer.step()
         self.model.update_ema(ema_share)
         if not self._metrics:
@@ -227,7 +286,7 @@ class Trainer:
             self._sums = torch.zeros(len(metrics), dtype=self._exact, device=self.device)
         values = [self._scalar(metrics[name]) for name in self._metrics]
         add_up = account if self._compiled is None else compiled_account()
-        add_up(self._sums, values, self._first_bad, loss.detach(), draws["step"])
+        add_up(self._sums, values, self._first_bad, loss, step)
         # Copies first: what comes out may be what went in, under another name.
         changed = {name: value.detach().clone() for name, value in state.items()}
         for name, value in changed.items():
@@ -261,14 +320,27 @@ class Trainer:
 
     def _take(self, tensors: dict[str, Tensor]) -> None:
         """A step from its draws, and from its rows `x` and `u` if they do not live on the device."""
-        draws = dict(tensors)
+        tensors = dict(tensors)
         if self._graph is not None:
-            self.rate.copy_(draws.pop("rate"))
-        x, u, ema_share = (draws.pop(name, None) for name in ("x", "u", "ema_share"))
+            self.rate.copy_(tensors.pop("rate"))
+        ema_share = tensors.pop("ema_share", None)
+        groups = [self._fetched(under(self._prefix(group), tensors)) for group in self._groups]
+        if self.settings.groups == 1:
+            self.take_step(*groups[0], ema_share)
+        else:
+            self.take_groups(groups, ema_share)
+
+    def _fetched(self, draws: dict[str, Tensor]) -> Rows:
+        x, u = (draws.pop(name, None) for name in ("x", "u"))
         if x is None:
             x = self.pool.fetch(draws["labeled"])
             u = self.pool.fetch(draws["unlabeled"]) if "unlabeled" in draws else None
-        self.take_step(x, u, draws, ema_share)
+        return x, u, draws
+
+    def _prefix(self, group: int) -> str:
+        """What the names of a group's tensors begin with among those of a step: nothing, if it is this process's only
+        one."""
+        return f"{group}/" if len(self._groups) > 1 else ""
 
     # ---------------------------------------------------------------- many steps
 
@@ -301,7 +373,14 @@ class Trainer:
     def _chunk(self, first: int, count: int) -> dict[str, Tensor]:
         """The draws of `count` steps, stacked, in host memory, and what else changes from step to step: the share of
         the live weights in their average while it warms up and, for a graph, the learning rate."""
-        steps = [self.draw(step) for step in range(first, first + count)]
+        steps = [
+            {
+                f"{self._prefix(group)}{name}": draw
+                for group in self._groups
+                for name, draw in self.draw(step, group).items()
+            }
+            for step in range(first, first + count)
+        ]
         chunk = {name: torch.from_numpy(np.stack([draws[name] for draws in steps])) for name in steps[0]}
         if self._graph is not None:
             chunk["rate"] = torch.tensor([self._rate(first + i) for i in range(count)], dtype=torch.float32)
@@ -317,12 +396,14 @@ class Trainer:
     def _inputs(self, chunk: Tensors, i: int) -> dict[str, Tensor]:
         """What a step needs beside its draws: rows that are not on the device, and noise if the method wants any."""
         inputs: dict[str, Tensor] = {}
-        if not self.pool.resident:
-            inputs["x"] = self.pool.fetch(chunk["labeled"][i])
-            if "unlabeled" in chunk:
-                inputs["u"] = self.pool.fetch(chunk["unlabeled"][i])
-        if self.objective.method.noise:
-            inputs["method/noise"] = self._noise(self.step)
+        for group in self._groups:
+            prefix = self._prefix(group)
+            if not self.pool.resident:
+                inputs[f"{prefix}x"] = self.pool.fetch(chunk[f"{prefix}labeled"][i])
+                if f"{prefix}unlabeled" in chunk:
+                    inputs[f"{prefix}u"] = self.pool.fetch(chunk[f"{prefix}unlabeled"][i])
+            if self.objective.method.noise:
+                inputs[f"{prefix}method/noise"] = self._noise(self.step * self.settings.groups + group)
         return inputs
 
     def _rate(self, step: int) -> float:
@@ -331,7 +412,7 @@ class Trainer:
 
     def _noise(self, step: int) -> Tensor:
         """Standard normal noise, one view of the unlabeled rows large: too much to copy, so drawn on the device."""
-        shape = (self.objective.method.ratio * self.settings.batch_size, *self.source.input_shape)
+        shape = (self.objective.method.ratio * self._size, *self.source.input_shape)
         source = torch.Generator(self.device).manual_seed(torch_seed(self.settings.seed, "noise", step))
         return torch.randn(shape, generator=source, device=self.device)
 
@@ -351,6 +432,9 @@ class Trainer:
             "recorded": self._graph is not None and self._graph.replays,
             "kernels": self.model.shape is not None,
             "setup_seconds": round(self.setup_seconds, 1),
+            "groups": self.settings.groups,
+            "processes": self.world.size,
+            "backend": self.world.backend,
         }
 
     def queue_note(self, text: str) -> None:
