@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,6 +94,26 @@ def test_the_step_is_captured_after_the_warm_up_once_and_prepared_for() -> None:
             settled.append(graph.settled)
     assert events == ["step"] * WARM_UP + ["prepare"] + ["step"] * (8 - WARM_UP)
     assert settled == [False] * WARM_UP + [True] * (8 - WARM_UP)
+
+
+def test_a_step_that_another_process_cannot_capture_is_captured_by_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch.cuda, "graph", lambda *args, **given: contextlib.nullcontext())
+    notes: list[str] = []
+    asked: list[bool] = []
+
+    def anywhere(failed: bool) -> bool:
+        asked.append(failed)
+        return True
+
+    graph = GraphedStep(lambda tensors: None, lambda: None, notes.append, CPU, None, 9, anywhere)
+    graph.load({"step": torch.arange(9.0)})  # where there is no CUDA a captured step is taken, too
+    for _ in range(8):
+        graph.step({})
+    assert not graph.replays
+    assert asked == [False]
+    assert notes == ["the step cannot be captured as a graph (in another process): training continues without, slower"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("it looks at its values"), torch.OutOfMemoryError("too little")])
@@ -213,6 +234,9 @@ def same(ours: Trainer, theirs: Trainer) -> None:
         {"method": "supervised", "optimizer": "sgd", "schedule": "cosine-7/16"},
         {"method": "mean-teacher", "ema_warmup": True},
         {"method": Counts()},
+        {"method": "mixmatch", "groups": 3, "ema_warmup": True},
+        {"method": "vat", "xi": 0.01, "groups": 2},
+        {"method": Counts(), "groups": 3},
     ],
 )
 def test_replayed_steps_are_the_plain_steps(

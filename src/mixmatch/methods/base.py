@@ -136,8 +136,8 @@ class Method(ABC):
         return {}
 
     def combine(self, state: Tensors, groups: Sequence[Tensors]) -> dict[str, Tensor]:
-        """The state after a step whose batch has several groups: what each of them, in order, made of `state`. Means;
-        of whole numbers the last change."""
+        """The state after a step whose batch has several groups, from what each of them, in order, made of `state`. See
+        the function `combine` for what it is by default."""
         return combine(state, groups)
 
     @abstractmethod
@@ -146,16 +146,19 @@ class Method(ABC):
 
 
 def combine(state: Tensors, groups: Sequence[Tensors]) -> dict[str, Tensor]:
-    """The means of what groups made of `state`; of whole numbers the last change."""
+    """What groups made of `state`, each entry by itself: the mean over the groups that changed it, of whole numbers the
+    last change. So an average is that over all groups, and a table keeps what each group entered for its rows."""
     combined = {}
     for name in groups[0]:
-        values = [group[name] for group in groups]
-        if values[0].is_floating_point():
-            combined[name] = torch.stack(values).mean(dim=0)
-            continue
-        combined[name] = before = state[name]
-        for value in values:
-            combined[name] = torch.where(value != before, value, combined[name])
+        before, after = state[name], torch.stack([group[name] for group in groups])
+        changed = after != before
+        if after.is_floating_point():
+            mean = torch.where(changed, after, 0).sum(dim=0) / changed.sum(dim=0).clamp_min(1)
+            combined[name] = torch.where(changed.any(dim=0), mean.to(before.dtype), before)
+        else:
+            combined[name] = before
+            for value in after:
+                combined[name] = torch.where(value != before, value, combined[name])
     return combined
 
 

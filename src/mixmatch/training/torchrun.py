@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 STALE_ADDRESSES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-"""Set to 1 before torchrun starts, it makes processes that restart find each other at the first try."""
+"""Set to 1 before torchrun starts on several machines, it makes processes that restart find each other at once."""
 
 
 def started_processes() -> int:
@@ -23,7 +23,16 @@ def place_here() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
+def attempt() -> str:
+    """A name for this start of all processes, if they are on one machine: each machine counts for itself."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if _on_one_machine() else "0"
+
+
 def restarts_may_fail() -> bool:
     """Whether processes that die are started again, but would look for the others at their old addresses."""
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
-    return restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and not _on_one_machine()
+
+
+def _on_one_machine() -> bool:
+    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")

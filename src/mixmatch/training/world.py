@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import TypeVar
+from functools import cache
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from mixmatch.errors import MixMatchError
-from mixmatch.training.torchrun import started_processes
+from mixmatch.training.torchrun import attempt, started_processes
 
 T = TypeVar("T")
 
@@ -79,9 +81,12 @@ class Processes(World):
         if device.type == "cuda":
             torch.cuda.set_device(device)
         self.backend = "nccl" if device.type == "cuda" else "gloo"
+        backends = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         with _explained():
-            dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+            store, self.rank, self.size = _meeting_point()
+            # Under a name of its own, or addresses would be found of processes that are gone.
+            store = dist.PrefixStore(f"{attempt()}-{next(_joined)}", store)  # type: ignore[attr-defined]
+            dist.init_process_group(backends, store=store, rank=self.rank, world_size=self.size, timeout=PATIENCE)
 
     def gather(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         if not tensors:
@@ -141,6 +146,17 @@ class Total:
             self._world.sum_(self._sums)
         torch._foreach_div_(self._sums, groups)
         return self._sums
+
+
+_joined = itertools.count()
+"""How often this process has joined the others: for each run anew."""
+
+
+@cache
+def _meeting_point() -> tuple[Any, int, int]:
+    """Where the processes leave their addresses, which of them this is, and how many there are."""
+    meeting: tuple[Any, int, int] = next(dist.rendezvous("env://", timeout=PATIENCE))  # type: ignore[attr-defined]
+    return meeting
 
 
 @contextlib.contextmanager

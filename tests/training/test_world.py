@@ -1,0 +1,364 @@
+"""One run over several processes ends as in one process, whatever happens to it on the way.
+
+Run as a program this file is one of the processes: `test_world.py FOLDER STEPS` trains a run to so many steps, and
+then takes steps with every method in float64.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mixmatch
+from mixmatch.data.source import Rows, Source
+from mixmatch.data.split import make_split
+from mixmatch.errors import MixMatchError
+from mixmatch.methods import METHODS
+from mixmatch.methods.base import combine
+from mixmatch.methods.flexmatch import FlexMatch
+from mixmatch.networks import WideResNet
+from mixmatch.settings import resolve
+from mixmatch.training import checkpoint
+from mixmatch.training.checkpoint import Checkpoint
+from mixmatch.training.progress import Quiet
+from mixmatch.training.trainer import Trainer
+from mixmatch.training.world import World, joined
+
+CPU = torch.device("cpu")
+PATIENCE = 120.0
+"""Seconds after which a process hangs."""
+
+CLASSES, GROUPS = 3, 4
+TINY: dict[str, Any] = {"labels": 12, "batch_size": 8, "pad": 1, "steps": 3, "ema_decay": 0.8, "groups": GROUPS}
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{name: {"method": name} for name in METHODS},
+    "flexmatch-abc": {"method": "flexmatch", "balance": "abc", "align": "model", "threshold": 0.4},
+    "fixmatch-ctaugment": {"method": "fixmatch", "strong": "ctaugment", "label_sampling": "balanced"},
+    "remixmatch": {"method": "remixmatch", "K": 2},
+    "mean-teacher": {"method": "mean-teacher", "ema_warmup": True},
+}
+RUN: dict[str, Any] = {
+    "labels": 20, "batch_size": 8, "groups": GROUPS, "eval_every": 3, "network": "wrn-small", "device": "cpu",
+}  # fmt: skip
+
+
+def source() -> Source:
+    rng = np.random.default_rng(0)
+
+    def part(count: int) -> Rows:
+        labels = np.arange(count) % CLASSES
+        images = rng.integers(0, 120, (count, 8, 8, 1)) + 60 * labels[:, None, None, None]
+        return Rows(images.astype(np.uint8), labels.astype(np.int64))
+
+    return Source("tiny", ("a", "b", "c"), part(60), part(12))
+
+
+class Exact(WideResNet):
+    """In float64, if that is PyTorch's default: the difference between orders of addition is then below 1e-9."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(CLASSES, in_channels=1, filters=4, repeat=1, scales=2, momentum=0.1)
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x.to(self.head.weight.dtype))
+
+
+def trainer_for(world: World | None = None, network: nn.Module | None = None, **given: Any) -> Trainer:
+    settings, data = resolve("tiny", {**TINY, **given}), source()
+    split = make_split(data, settings.labels, settings.seed, settings.valid, settings.unlabeled, settings.imbalance)
+    return Trainer(settings, data, split, network or Exact(), CPU, threads=1, world=world)
+
+
+# ---------------------------------------------------------------- a process
+
+
+def train(folder: Path, steps: int) -> None:
+    mixmatch.train("digits", out=folder / "run", steps=steps, resume=True, reporter=Quiet(), **RUN)
+
+
+def take_steps(folder: Path, world: World | None = None) -> None:
+    """Three steps with every method; each process keeps what it has then."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        for name, given in VARIANTS.items():
+            trainer = trainer_for(world, **given)
+            trainer.advance(3)
+            checkpoint.save(folder / f"{name}-{trainer.world.rank}", trainer.checkpoint())
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def main(folder: str, steps: str) -> None:
+    train(Path(folder), int(steps))
+    with joined(CPU) as world:
+        take_steps(Path(folder) / f"in-{world.size}", world)
+
+
+# ---------------------------------------------------------------- many processes
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **more}
+
+
+def free_port() -> str:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return str(taken.getsockname()[1])
+
+
+def start(count: int, *command: str) -> list[subprocess.Popen[str]]:
+    """Processes as torchrun starts them."""
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(count)}
+    return [
+        subprocess.Popen(
+            [sys.executable, *command],
+            env=environment(**where, RANK=str(rank), LOCAL_RANK=str(rank)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+
+
+def ended(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """How each ended, and what it said; none hangs."""
+    try:
+        said = [process.communicate(timeout=PATIENCE) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(process.returncode, err) for process, (_, err) in zip(processes, said, strict=True)]
+
+
+def until(condition: Any) -> Any:
+    """Wait for something to be so."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run that 2 processes began, 1 continued and 4 ended, and every method's steps in 1, 2 and 4."""
+    folder = tmp_path_factory.mktemp("world")
+    for count, steps in ((2, 4), (4, 12)):
+        processes = start(count, __file__, str(folder), str(steps))
+        if count == 2:  # meanwhile
+            take_steps(folder / "in-1")
+        assert ended(processes) == [(0, "")] * count
+        if count == 2:
+            train(folder, 8)
+    return folder
+
+
+def parts(saved: Checkpoint) -> dict[str, Tensor]:
+    named = {"weights": saved.weights, "ema": saved.ema, "optimizer": saved.optimizer, "method": saved.method}
+    values = {f"{part}/{name}": value for part, tensors in named.items() for name, value in tensors.items()}
+    return values | {f"metrics/{name}": torch.tensor(value) for name, value in saved.state["sums"].items()}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_method_ends_the_same_in_1_2_and_4_processes(variant: str, folder: Path) -> None:
+    alone = parts(checkpoint.load(folder / "in-1" / f"{variant}-0" / "step-00000003"))
+    assert {"weights/head.weight", "ema/head.weight", "metrics/loss"} <= alone.keys()
+    assert alone["weights/head.weight"].dtype == torch.float64
+    start = parts(trainer_for(**VARIANTS[variant]).checkpoint())
+    assert not torch.allclose(alone["weights/head.weight"], start["weights/head.weight"].double(), atol=1e-4)
+    for count in (2, 4):
+        for rank in range(count):
+            shared = parts(checkpoint.load(folder / f"in-{count}" / f"{variant}-{rank}" / "step-00000003"))
+            assert shared.keys() == alone.keys()
+            for name, value in alone.items():
+                torch.testing.assert_close(shared[name], value, rtol=0, atol=1e-9, msg=f"{name} in {count}")
+
+
+def test_a_run_that_2_processes_began_and_1_continued_and_4_ended_is_that_of_1(folder: Path, tmp_path: Path) -> None:
+    """In float32, to the last bit."""
+    train(tmp_path, 12)
+    model = "run/model.safetensors"
+    assert (folder / model).read_bytes() == (tmp_path / model).read_bytes()
+    lines = [(at / "run/metrics.jsonl").read_text().splitlines() for at in (folder, tmp_path)]
+    shared, alone = ([{**json.loads(line), "seconds": 0} for line in each] for each in lines)
+    # It was evaluated where it ended for a while, too, and the metrics of an interval begin anew there.
+    assert [each["step"] for each in shared] == [3, 4, 6, 8, 9, 12]
+    errors = [{each["step"]: each["test_error"] for each in records} for records in (shared, alone)]
+    assert {step: errors[0][step] for step in errors[1]} == errors[1]
+    assert shared[-1] == alone[-1]
+    engine = json.loads((folder / "run/result.json").read_text())["engine"]
+    assert (engine["processes"], engine["groups"], engine["backend"]) == (4, 4, "gloo")
+    assert json.loads((folder / "run/config.json").read_text())["processes"] == 2
+
+
+def test_a_signal_to_one_process_stops_all_at_one_step(tmp_path: Path) -> None:
+    command = ["-m", "mixmatch", "train", "digits", "--batch-size", "8", "--groups", "2", "--steps", "100000"]
+    more = ["--network", "wrn-small", "--eval-every", "5", "--checkpoint-every", "100000", "--device", "cpu"]
+    processes = start(2, *command, *more, "--out", str(tmp_path / "run"))
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    until(lambda: (metrics.exists() and metrics.read_text()) or processes[0].poll() is not None)
+    processes[1].send_signal(signal.SIGTERM)
+    (first, said), (second, nothing) = ended(processes)
+    assert (first, second) == (143, 143), said + nothing
+    stopped = re.search(r"stopped at step ([\d,]+), which is saved: continue with --resume", said)
+    assert stopped is not None, said
+    assert "Traceback" not in nothing
+    (saved,) = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoint")
+    assert saved.name == checkpoint.name_of(int(stopped[1].replace(",", "")))
+
+
+def test_a_killed_process_is_started_again_and_the_run_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    steps, out = 40, tmp_path / "run"
+    command = ["-m", "mixmatch", "train", "digits", "--labels", "20", "--batch-size", "8", "--groups", str(GROUPS)]
+    more = ["--network", "wrn-small", "--eval-every", "3", "--steps", str(steps), "--device", "cpu", "--out", str(out)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
+    process = subprocess.Popen(
+        [*torchrun, *command, *more, "--checkpoint-every", "2", "--resume"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        until(lambda: checkpoint.list_checkpoints(out / "checkpoint") or process.poll() is not None)
+        workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        (second,) = (pid for pid in workers if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
+        os.kill(int(second), signal.SIGKILL)
+        _, said = process.communicate(timeout=PATIENCE)
+    finally:
+        process.terminate()
+    assert process.returncode == 0, said
+    assert re.search(r"resumed at step \d+ of 40", said), said
+    assert "restarts may fail" not in said
+    mixmatch.train("digits", out=tmp_path / "alone", steps=steps, reporter=Quiet(), **RUN)
+    assert (out / "model.safetensors").read_bytes() == (tmp_path / "alone" / "model.safetensors").read_bytes()
+
+
+# ---------------------------------------------------------------- groups
+
+
+@pytest.mark.parametrize("method", ["mixmatch", "fixmatch", "freematch", "remixmatch", "softmatch"])
+def test_a_step_over_groups_is_the_mean_of_the_steps_its_groups_would_take(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With plain gradient descent. Weights, running statistics and the state are the means of those that runs on a
+    group each have after a step, and the groups' rows are those of the whole batch."""
+    plain = {"method": method, "optimizer": "sgd", "momentum": 0.0, "learning_rate": 0.1, "strong": "cutout"}
+    together = trainer_for(**plain)
+    whole = trainer_for(**plain, groups=1).draw(0)
+    together.advance(1)
+    each, rows = [], []
+    for group in range(GROUPS):
+        alone = trainer_for(**plain, groups=1, batch_size=2)
+        draws = alone.draw(group)
+        monkeypatch.setattr(alone, "draw", lambda step, group, draws=draws: {**draws, "step": np.float32(0)})
+        alone.advance(1)
+        each.append(parts(alone.checkpoint()))
+        rows.append(draws)
+    for name in ("labeled", "unlabeled"):
+        assert np.array_equal(np.concatenate([draws[name] for draws in rows]), whole[name])
+    found = parts(together.checkpoint())
+    assert found.keys() == each[0].keys()
+    for name, value in found.items():
+        mean = torch.stack([part[name].double() for part in each]).mean(dim=0)
+        torch.testing.assert_close(value.double(), mean, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_what_groups_make_of_a_state_is_combined_entry_by_entry() -> None:
+    """An average that both change, a table of which each changes its rows, and labels of rows."""
+    state = {
+        "average": torch.tensor([0.5, 0.5]), "table": torch.tensor([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]),
+        "labels": torch.tensor([-1, -1, 7]),
+    }  # fmt: skip
+    first = {
+        "average": torch.tensor([0.7, 0.3]), "table": torch.tensor([[8.0, 6.0], [2.0, 3.0], [4.0, 5.0]]),
+        "labels": torch.tensor([3, 4, 7]),
+    }  # fmt: skip
+    second = {
+        "average": torch.tensor([0.6, 0.4]), "table": torch.tensor([[4.0, 1.0], [9.0, 3.0], [4.0, 5.0]]),
+        "labels": torch.tensor([-1, 5, 7]),
+    }  # fmt: skip
+    combined = combine(state, [first, second])
+    torch.testing.assert_close(combined["average"], torch.tensor([0.65, 0.35]))
+    assert combined["table"].tolist() == [[6, 6], [9, 3], [4, 5]]
+    assert combined["labels"].tolist() == [3, 5, 7]
+
+
+def test_flexmatch_counts_a_row_once_that_two_groups_have() -> None:
+    """Of 5 rows, row 1 is in both groups, and each makes another label of it."""
+    method, state = FlexMatch(), {
+        "labels": torch.tensor([-1, -1, 2, -1, 0]), "counts": torch.tensor([3, 1, 0, 1]),
+        "learned": torch.tensor([0.1, 0.2, 0.3]),
+    }  # fmt: skip
+    sure = torch.tensor([True, True])
+    first = method.remembered(state, torch.tensor([0, 1]), torch.tensor([1, 1]), sure)
+    second = method.remembered(state, torch.tensor([1, 2]), torch.tensor([0, 1]), sure)
+    combined = method.combine(state, [first, second])
+    assert combined["labels"].tolist() == [1, 0, 1, -1, 0]
+    assert combined["counts"].tolist() == [1, 2, 2, 0]
+    torch.testing.assert_close(combined["learned"], torch.tensor([1.0, 1.0, 0.0]))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"groups": 3}, "^groups=3 must divide batch_size=8$"),
+        ({"groups": 0}, "^groups=0 must be"),
+    ],
+)
+def test_groups_must_divide_the_batch(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(MixMatchError, match=message):
+        trainer_for(**given)
+
+
+class Three(World):
+    """Three processes, of which the others fail."""
+
+    size = 3
+
+    def any(self, flag: bool) -> bool:
+        return True
+
+
+def test_processes_must_divide_the_groups() -> None:
+    with pytest.raises(MixMatchError, match=r"^3 processes cannot divide groups=4 evenly: use groups=3 or a multiple"):
+        trainer_for(Three())
+
+
+def test_a_network_that_draws_random_numbers_is_for_one_process() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, CLASSES))
+    with pytest.raises(MixMatchError, match=r"draws random numbers itself .* train it with one$"):
+        trainer_for(Three(), network, groups=3, batch_size=6)
+    trainer_for(network=network, groups=3, batch_size=6)
+
+
+def test_a_step_that_another_process_cannot_compile_is_compiled_by_none() -> None:
+    trainer = trainer_for(Three(), groups=3, batch_size=6, method="supervised")
+    plain, notes = trainer.objective, list[str]()
+    model = trainer.model
+    trainer._compiled = lambda tensors, ema, *given: plain.loss(model, *given)
+    trainer.send_notes_to(notes.append)
+    trainer.advance(1)
+    assert not trainer.engine["compiled"]
+    assert notes == ["the step cannot be compiled (in another process): training continues without, slower"]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
