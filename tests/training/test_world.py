@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import mixmatch
+from mixmatch import api
 from mixmatch.data.source import Rows, Source
 from mixmatch.data.split import make_split
 from mixmatch.errors import MixMatchError
@@ -32,9 +33,11 @@ from mixmatch.methods.base import combine
 from mixmatch.methods.flexmatch import FlexMatch
 from mixmatch.networks import WideResNet
 from mixmatch.settings import resolve
-from mixmatch.training import checkpoint
+from mixmatch.training import checkpoint, world
 from mixmatch.training.checkpoint import Checkpoint
+from mixmatch.training.device import pick_device
 from mixmatch.training.progress import Quiet
+from mixmatch.training.run import RunRecord
 from mixmatch.training.trainer import Trainer
 from mixmatch.training.world import World, joined
 
@@ -347,17 +350,61 @@ def test_a_network_that_draws_random_numbers_is_for_one_process() -> None:
     with pytest.raises(MixMatchError, match=r"draws random numbers itself .* train it with one$"):
         trainer_for(Three(), network, groups=3, batch_size=6)
     trainer_for(network=network, groups=3, batch_size=6)
+    network[1].p = 0.0  # as in many networks of timm
+    trainer_for(Three(), network, groups=3, batch_size=6)
 
 
 def test_a_step_that_another_process_cannot_compile_is_compiled_by_none() -> None:
-    trainer = trainer_for(Three(), groups=3, batch_size=6, method="supervised")
-    plain, notes = trainer.objective, list[str]()
-    model = trainer.model
-    trainer._compiled = lambda tensors, ema, *given: plain.loss(model, *given)
+    """And is as if nobody had tried."""
+    trainer, plain = (trainer_for(Three(), groups=3, batch_size=6, method="supervised") for _ in range(2))
+    notes: list[str] = []
+    trainer._compiled = lambda tensors, ema, *given: trainer.objective.loss(trainer.model, *given)
     trainer.send_notes_to(notes.append)
-    trainer.advance(1)
+    for each in (trainer, plain):
+        each.advance(2)
     assert not trainer.engine["compiled"]
+    for name, value in parts(plain.checkpoint()).items():
+        assert torch.equal(parts(trainer.checkpoint())[name], value), name
     assert notes == ["the step cannot be compiled (in another process): training continues without, slower"]
+
+
+# ---------------------------------------------------------------- one of several
+
+
+@pytest.fixture
+def second_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "3", "RANK": "1", "LOCAL_RANK": "1"}
+    for name, value in where.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("second_of_three")
+def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [str(pick_device(name)) for name in ("auto", "cuda", "cpu")] == ["cuda:1", "cuda:1", "cpu"]
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(MixMatchError, match=r"^torchrun started 3 processes or more here, but there are 2 GPUs"):
+        pick_device("auto")
+
+
+@pytest.mark.usefixtures("second_of_three")
+def test_only_the_first_process_makes_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "rows.csv"
+    rows = [f"{np.sin(i):.3f},{np.cos(i):.3f},{'x' if i % 2 else 'y' if i < 30 else ''}" for i in range(60)]
+    table.write_text("\n".join(["a,b,label", *rows]))
+    done: list[bool] = []
+    monkeypatch.setattr(api.here, "run_one", lambda work: done.append(work.shared) or RunRecord(steps=1))
+    monkeypatch.setattr(api, "conclude", lambda *args, **given: pytest.fail("it concludes"))
+    assert mixmatch.train(table, out=tmp_path / "run", reporter=Quiet()) == {"steps": 1}
+    assert done == [True]
+
+
+def test_without_the_others_a_process_ends_with_one_line() -> None:
+    with pytest.raises(MixMatchError) as ended, world._explained():
+        raise RuntimeError("Connection reset by peer\nand more")
+    message = "the other processes of this run cannot be reached (Connection reset by peer): see what ended them, then"
+    assert str(ended.value) == f"{message} resume"
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ def train(
 
       mixmatch train embeddings.npz  # x: numbers, y: classes, -1 where not known
 
-      torchrun --nproc-per-node 4 -m mixmatch train photos/ --batch-size 256 --groups 4 --out runs/photos  # 4 GPUs
+      torchrun --nproc-per-node 4 -m mixmatch train photos/ --batch-size 256 --groups 4
     """
     reading = {name: settings.pop(name) for name in READING.settings if name in settings}
     work = plan(

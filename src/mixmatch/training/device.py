@@ -79,7 +79,8 @@ def default_speed(steps: int, device: torch.device, compile: bool | None) -> Spe
 
 def has_own_randomness(network: nn.Module) -> bool:
     """Whether a network draws random numbers itself, as far as its layers show."""
-    return any("drop" in type(module).__name__.lower() for module in network.modules())
+    layers = (module for module in network.modules() if "drop" in type(module).__name__.lower())
+    return any(getattr(layer, "p", getattr(layer, "drop_prob", 1)) != 0 for layer in layers)
 
 
 def default_threads(input_shape: Sequence[int]) -> int:

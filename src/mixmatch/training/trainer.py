@@ -222,6 +222,7 @@ class Trainer:
         if self._compiled is not None:
             network = self.model.network
             tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+            before = [] if self._settled else [buffer.clone() for buffer in network.buffers()]
             why = ""
             try:
                 outcome = self._compiled(tensors, self.model.ema, labels, x, u, draws, self.state)
@@ -235,6 +236,8 @@ class Trainer:
             if self._settled:
                 return outcome
             self._compiled, why = None, why or "in another process"
+            for buffer, value in zip(network.buffers(), before, strict=True):  # it may have been compiled here
+                buffer.copy_(value)
             self.note(f"the step cannot be compiled ({why}): training continues without, slower")
         return self.objective.loss(self.model, labels, x, u, draws, self.state)
 
