@@ -2,6 +2,7 @@
 
     python benchmarks/first_minutes.py --data-dir ~/data                    # what is left of the study, then the table
     python benchmarks/first_minutes.py --only photos-15 --ways now labels
+    python benchmarks/first_minutes.py --methods --device cuda              # MixMatch's successors beside it
     python benchmarks/first_minutes.py --try lambda_u=10 --try lambda_u=10,ema_decay=0.97
     python benchmarks/first_minutes.py --table                              # the table alone
 
@@ -26,6 +27,7 @@ import sys
 import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +42,7 @@ from mixmatch.data.opened import Basis, Data
 from mixmatch.data.source import Rows, Source
 from mixmatch.data.split import Split
 from mixmatch.data.user.encoding import Encoding, fit_numbers
+from mixmatch.methods import METHODS
 from mixmatch.presets import Kind
 from mixmatch.settings import resolve
 from mixmatch.training.device import pick_device
@@ -53,6 +56,8 @@ BEFORE = {
     "features": {"lambda_u": 10.0, "ema_warmup": False, "ema_decay": 0.99},
 }
 """The defaults of version 0.1, where they were others."""
+SUCCESSORS = ["uda", "remixmatch", "fixmatch", "flexmatch", "freematch", "softmatch", "adamatch"]
+"""Methods after MixMatch, which is `now`."""
 
 
 class Task(NamedTuple):
@@ -126,7 +131,7 @@ class Cell(NamedTuple):
 
     task: str
     way: str
-    """`now`, `before`, `labels`, or settings as NAME=VALUE,NAME=VALUE."""
+    """`now`, `before`, `labels`, a method's name, or settings as NAME=VALUE,NAME=VALUE."""
     budget: str
     """`features`, or a key of PIXEL_STEPS."""
     seed: int
@@ -146,6 +151,8 @@ class Cell(NamedTuple):
             given |= BEFORE[kind]
         elif self.way == "labels":
             given["method"] = "supervised"
+        elif self.way in METHODS:
+            given["method"] = self.way
         elif self.way != "now":
             given |= {name: _value(text) for name, _, text in (pair.partition("=") for pair in self.way.split(","))}
         return given
@@ -172,6 +179,9 @@ def run(cell: Cell, data_dir: Path | None, weights: str, cache: Path, device: st
     settings = completed(settings, lambda name: name in given, opened.source, where, kind)
     began = time.monotonic()
     opened = embedded(opened, settings, device, cache)
+    if settings.unlabeled == "all":  # as `mixmatch train` does with a person's data
+        every = np.concatenate([opened.split.labeled, opened.split.unlabeled])
+        opened = replace(opened, split=replace(opened.split, unlabeled=every))
     ready = time.monotonic()
     trainer = prepare(settings, opened, where, graph=where.type == "cuda")
     trainer.advance(settings.steps)
@@ -213,6 +223,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=TASKS, help="these tasks alone")
     parser.add_argument("--ways", nargs="*", default=["labels", "before", "now"])
+    ways = ["labels", "now", *SUCCESSORS]
+    parser.add_argument("--methods", dest="ways", action="store_const", const=ways, help=f"--ways {' '.join(ways)}")
     parser.add_argument("--try", dest="tried", action="append", default=[], metavar="NAME=VALUE,...")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--budgets", nargs="+", choices=["features", *PIXEL_STEPS], default=["features", *PIXEL_STEPS])

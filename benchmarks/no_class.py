@@ -48,8 +48,8 @@ from mixmatch.training.device import pick_device
 from mixmatch.training.evaluate import predict_logits
 from mixmatch.training.session import averaged, completed, embedded, prepare
 
-LABELS, UNLABELED, TEST, JUNK = 25, 1500, 600, 1000
-"""Labels per class; unlabeled images of the classes, test images and junk in all."""
+LABELS, UNLABELED, TEST, SHARE = 25, 1500, 600, 0.4
+"""Labels per class; unlabeled images of the classes and test images in all; how much of all unlabeled ones is junk."""
 TOP = 24
 
 
@@ -93,18 +93,25 @@ def load(name: str, data_dir: Path | None) -> Source:
         return data.load(name, data_dir, warn=lambda text: None)
 
 
-def cut(task: Task, seed: int, data_dir: Path | None) -> tuple[Data, np.ndarray]:
+def cut(
+    task: Task,
+    seed: int,
+    data_dir: Path | None,
+    labels_each: int = LABELS,
+    unlabeled_in_all: int = UNLABELED,
+    share: float = SHARE,
+) -> tuple[Data, np.ndarray]:
     """A task as a person's data, and which unlabeled rows are junk. The seed decides which images are in it."""
     rng = np.random.default_rng(seed)
     source, other = load(task.source, data_dir), load(task.junk, data_dir)
     labeled, unlabeled, tested = [], [], []
     for c in task.classes:
         rows = rng.permutation(np.flatnonzero(source.train.labels == c))
-        labeled.append(rows[:LABELS])
-        unlabeled.append(rows[LABELS:][: UNLABELED // len(task.classes)])
+        labeled.append(rows[:labels_each])
+        unlabeled.append(rows[labels_each:][: unlabeled_in_all // len(task.classes)])
         tested.append(rng.permutation(np.flatnonzero(source.test.labels == c))[: TEST // len(task.classes)])
     known, few = np.concatenate(unlabeled), np.flatnonzero(np.isin(other.train.labels, task.junk_classes))
-    junk = rng.permutation(few)[: round(len(known) * JUNK / UNLABELED)]
+    junk = rng.permutation(few)[: round(len(known) * share / (1 - share))]
     rows, test = np.concatenate([*labeled, known]), np.concatenate(tested)
     number = {c: i for i, c in enumerate(task.classes)}
     labels = [number[int(c)] for c in source.train.labels[rows]] + [UNKNOWN] * len(junk)
@@ -112,7 +119,7 @@ def cut(task: Task, seed: int, data_dir: Path | None) -> tuple[Data, np.ndarray]
     held = Rows(np.array(source.test.inputs[test]), np.array([number[int(c)] for c in source.test.labels[test]]))
     names = tuple(source.classes[c] for c in task.classes)
     cut_out = Source(task.source, names, Rows(inputs, np.array(labels, np.int64)), held)
-    every, count = np.arange(len(inputs)), LABELS * len(task.classes)
+    every, count = np.arange(len(inputs)), labels_each * len(task.classes)
     split = Split(every[:count], every[count:], every[:0], np.arange(len(test)))
     is_junk = np.arange(len(every) - count) >= len(known)
     return Data(cut_out, split, Basis("test rows")), is_junk
