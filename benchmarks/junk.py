@@ -50,6 +50,7 @@ class Cell(NamedTuple):
     share: float
     """How much of the unlabeled rows is junk."""
     method: str
+    steps: int
     seed: int
 
 
@@ -74,13 +75,12 @@ def error(settings: Settings, data: Data, device: torch.device) -> float:
     return test.error
 
 
-def run(cell: Cell, steps: int | None, data_dir: Path | None, cache: Path, device: str) -> dict[str, Any]:
+def run(cell: Cell, data_dir: Path | None, cache: Path, device: str) -> dict[str, Any]:
     """Train with all unlabeled rows, and without those that look like no class."""
     labels = FEW[0] if cell.task == "digits" else LABELS
     data, is_junk = cut(TASKS[cell.task], cell.seed, data_dir, labels, cell.unlabeled, cell.share)
-    given: dict[str, Any] = {"seed": cell.seed, "method": cell.method}
-    given |= {"features": "basic" if cell.learned == "features" else "none"}
-    given |= {} if steps is None else {"steps": steps}
+    given: dict[str, Any] = {"seed": cell.seed, "method": cell.method, "steps": cell.steps}
+    given["features"] = "basic" if cell.learned == "features" else "none"
     where = pick_device(device)
     settings = resolve("cut", given, "images")
     settings = completed(settings, lambda name: name in given, data.source, where, "images")
@@ -90,7 +90,7 @@ def run(cell: Cell, steps: int | None, data_dir: Path | None, cache: Path, devic
     all_rows = error(settings, data, where)
     without = error(settings, fewer, where) if out.any() and cell.method != "supervised" else all_rows
     found = {"error": all_rows, "error_without": without, "left_out": int(out.sum()), "of": len(out)}
-    return {**cell._asdict(), **found, "junk_left_out": int((out & is_junk).sum()), "steps": settings.steps}
+    return {**cell._asdict(), **found, "junk_left_out": int((out & is_junk).sum())}
 
 
 def table(outcomes: list[dict[str, Any]], methods: list[str]) -> str:
@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--unlabeled", type=int, default=600, help=f"rows of the classes, in all; digits: {FEW[1]}")
     parser.add_argument("--pixels", action="store_true", help="learn from the pixels, not from basic features")
-    parser.add_argument("--steps", type=int)
+    parser.add_argument("--steps", type=int, help="by default 512 for features, 4,096 for pixels")
     parser.add_argument("--state", type=Path, default=STATE)
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/mixmatch/study"))
     parser.add_argument("--device", default="auto")
@@ -133,9 +133,9 @@ def main() -> None:
     torch.set_num_threads(1)
     known = [json.loads(line) for line in args.state.read_text().splitlines()] if args.state.exists() else []
     done = {Cell(*(outcome[name] for name in Cell._fields)) for outcome in known}
-    learned = "pixels" if args.pixels else "features"
+    learned, steps = ("pixels", 4096) if args.pixels else ("features", 512)
     wanted = [
-        Cell(task, learned, FEW[1] if task == "digits" else args.unlabeled, share, method, seed)
+        Cell(task, learned, FEW[1] if task == "digits" else args.unlabeled, share, method, args.steps or steps, seed)
         for task, seed, share, method in itertools.product(args.only, args.seeds, args.shares, args.methods)
         if share == 0 or method != "supervised"  # unlabeled rows are nothing to it
     ]
@@ -143,7 +143,7 @@ def main() -> None:
     cache.mkdir(parents=True, exist_ok=True)
     with args.state.open("a") as file:
         for cell in [] if args.table else [cell for cell in wanted if cell not in done]:
-            outcome = run(cell, args.steps, args.data_dir, cache, args.device)
+            outcome = run(cell, args.data_dir, cache, args.device)
             known.append(outcome)
             file.write(json.dumps(outcome) + "\n")
             file.flush()
