@@ -148,3 +148,33 @@ def test_the_list_of_long_runs_knows_what_is_finished(tmp_path: Path, monkeypatc
     (folder / "metrics.jsonl").write_text('{"step": 1024, "test_error": 80.5}\n')
     row = long_runs.state(left, known, tmp_path)
     assert (row["state"], row["at"], row["error"]) == ("on its way", 2048, 80.5)
+
+
+def test_junk_is_added_to_unlabeled_rows_of_the_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the program sets it
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import no_class
+
+    task = no_class.TASKS["digits"]
+    few, none = no_class.cut(task, 1, None, 2, 216, 0.0)
+    more, junk = no_class.cut(task, 1, None, 2, 216, 0.7)
+    assert len(few.split.labeled) == 12
+    assert len(none) == 216
+    assert not none.any()
+    assert (len(junk), int(junk.sum())) == (720, 504)
+    same = slice(0, 12 + 216)
+    np.testing.assert_array_equal(more.source.train.inputs[same], few.source.train.inputs[same])
+    assert set(more.source.train.labels[more.split.unlabeled[junk]]) == {-1}
+    assert set(more.source.test.labels) == set(range(6))
+
+
+def test_a_way_of_the_study_is_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import first_minutes
+
+    for name in first_minutes.SUCCESSORS:
+        given = first_minutes.Cell("photos-15", name, "1 min", 2).given()
+        assert given == {"seed": 2, "steps": 300, "method": name}
+    given = first_minutes.Cell("wine", "method=fixmatch,threshold=0.8", "features", 1).given()
+    assert given == {"seed": 1, "method": "fixmatch", "threshold": 0.8}
