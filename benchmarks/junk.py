@@ -36,7 +36,7 @@ from mixmatch.training.device import pick_device
 from mixmatch.training.session import completed, embedded, prepare
 
 STATE = Path(__file__).with_suffix(".jsonl")
-FEW = 2, 216
+FEW = 5, 216
 """Of digits, which are few and easy: labels per class, and unlabeled rows of the classes in all."""
 
 
