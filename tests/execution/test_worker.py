@@ -170,12 +170,14 @@ def test_progress_is_read_from_the_folder(tmp_path: Path) -> None:
     follower.look()
     assert (started, seen.events) == ([], [])
     with run.lock():
+        run.check_attempt()
         follower.look()
         run.append_metrics({"step": 30, "test_error": 80.0, "loss": 2.0})
         run.save_checkpoint(Checkpoint({}, {}, {}, {"step": 40}))
         follower.look()
         follower.look()
     with run.lock():
+        run.check_attempt()
         follower.look()
     follower.ended(0, ["a note"])
     follower.ended(1)

@@ -95,6 +95,7 @@ def test_of_two_attempts_without_a_working_lock_the_later_one_writes(
         for write in writes:
             write(older)
         with newer.lock():
+            newer.check_attempt()
             before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
             for write in writes:
                 with pytest.raises(MixMatchError, match="another attempt at"):
@@ -112,6 +113,7 @@ def test_two_attempts_that_begin_at_once_have_one_number_and_one_writer(
     monkeypatch.setattr(RunFolder, "attempt", lambda run: 0)
     first, second = RunFolder(tmp_path), RunFolder(tmp_path)
     with first.lock(), second.lock():
+        first.check_attempt()
         second.check_attempt()
         with pytest.raises(MixMatchError, match="another attempt"):
             first.check_attempt()
@@ -143,9 +145,11 @@ def test_a_folder_without_a_number_is_an_earlier_version_s(tmp_path: Path) -> No
     run = RunFolder(tmp_path)
     assert run.attempt() == 0
     with run.lock():
-        (tmp_path / ".attempt").unlink()  # as a copy without hidden files
+        assert not (tmp_path / ".attempt").exists()  # a job that is refused leaves no trace
         run.append_metrics({"step": 1})
-    assert [record["step"] for record in run.metrics()] == [1]
+        (tmp_path / ".attempt").unlink()  # as a copy without hidden files
+        run.append_metrics({"step": 2})
+    assert [record["step"] for record in run.metrics()] == [1, 2]
 
 
 def test_a_place_that_cannot_be_written_to(tmp_path: Path) -> None:

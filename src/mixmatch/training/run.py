@@ -68,7 +68,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._attempt = ""
+        self._held, self._attempt = False, ""
         self.checkpoints = path / "checkpoint"
         self.model = path / "model.safetensors"
 
@@ -110,14 +110,16 @@ class RunFolder:
         with file:
             if not try_lock(file.fileno()):
                 raise Busy(f"another process is writing to {self.path}: wait for it or choose another folder with out=")
+            self._held, self._attempt = True, ""
             try:
-                self._begin_attempt()
                 yield
             except OSError as error:
                 why = error.strerror or error
                 raise MixMatchError(
                     f"cannot write to {self.path} ({why}): make room, then continue with resume=True"
                 ) from None
+            finally:
+                self._held = False
 
     def attempt(self) -> int:
         """How many times this run was begun or resumed; 0 if an earlier version did it."""
@@ -137,7 +139,10 @@ class RunFolder:
             part.replace(path)
 
     def check_attempt(self) -> None:
-        """An error if another attempt at this run has begun since this one locked the folder."""
+        """Before a write. The first one begins the attempt, so that a job that is refused leaves no trace; later it is
+        an error if another has begun since."""
+        if self._held and not self._attempt:
+            self._begin_attempt()
         if self._attempt and self._attempt_file() not in ("", self._attempt):
             raise MixMatchError(f"another attempt at {self.path} has begun since: this one ends, the other continues")
 
