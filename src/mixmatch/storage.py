@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import time
 from collections.abc import Iterator
@@ -30,9 +31,13 @@ def write_durably(path: Path, content: bytes, mode: int = 0o666) -> None:
 def replace_durably(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Write a file so that at every moment either the old content or the new is there, whole. A link is replaced, not
     followed."""
-    with temporary(path) as part:
+    part = _unforeseeable(path)
+    try:
         write_durably(part, content, mode)
         part.replace(path)
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
@@ -50,15 +55,20 @@ def sync_folder(folder: Path) -> None:
 def temporary(path: Path) -> Iterator[Path]:
     """A name beside `path` that no other process uses, gone at the end unless it was renamed to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    for orphan in path.parent.glob(f".{path.name}.*.part"):
-        with suppress(OSError):  # left by a process that was killed; a younger one may still be at work
-            if time.time() - orphan.stat().st_mtime > A_DAY:
-                orphan.unlink()
-    part = path.with_name(f".{path.name}.{uuid4().hex}.part")
+    part = _unforeseeable(path)
     try:
         yield part
     finally:
         part.unlink(missing_ok=True)
+
+
+def _unforeseeable(path: Path) -> Path:
+    """A new name beside `path`. Those that processes left which were killed are removed after a day."""
+    for orphan in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        with suppress(OSError):  # a younger one may still be at work
+            if time.time() - orphan.stat().st_mtime > A_DAY:
+                orphan.unlink()
+    return path.with_name(f".{path.name}.{uuid4().hex}.part")
 
 
 def try_lock(handle: int) -> bool:

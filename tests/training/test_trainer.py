@@ -684,7 +684,7 @@ def test_checkpoints_every_so_many_steps(tmp_path: Path, every: int, expected: l
 def test_checkpoints_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[int] = []
     chunks_of(3, monkeypatch)
-    monkeypatch.setattr(checkpoint, "save", lambda folder, now: saved.append(now.step))
+    monkeypatch.setattr(checkpoint, "save", lambda folder, now, check: saved.append(now.step))
     fit(trainer_for(WithDropout), RunFolder(tmp_path), Quiet())
     assert saved == [11]  # a minute has not passed
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
@@ -733,7 +733,7 @@ def test_on_a_cpu_the_bar_and_saves_go_by_time(
             seen.append(step)
 
     SlowSteps(seconds, monkeypatch)
-    monkeypatch.setattr(checkpoint, "save", lambda folder, now: saves.append(now.step))
+    monkeypatch.setattr(checkpoint, "save", lambda folder, now, check: saves.append(now.step))
     trainer = trainer_for(WithDropout, steps=32, eval_every=20)
     fit(trainer, RunFolder(tmp_path), Seen())
     assert seen == paused
