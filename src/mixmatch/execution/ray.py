@@ -80,6 +80,10 @@ class Ray(Elsewhere):
 
 def do(order: Order) -> list[tuple[int, Answer]]:
     """A task: do the jobs of an order."""
+    if (
+        signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    ):  # as in a cluster begun in the background; `ray.cancel` sends it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return list(worker.do(order))
     except Interrupted as stopped:
