@@ -22,6 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import mixmatch
 from mixmatch import LabeledKFold, MixMatchClassifier, methods, settings
+from mixmatch.estimator import NOT_USED
 from mixmatch.methods.base import Batch, Method, Step, setting
 
 FAST: dict[str, Any] = {"steps": 12, "batch_size": 16, "device": "cpu", "random_state": 0}
@@ -170,13 +171,16 @@ APART = {"settings", "device", "random_state", "verbose"}
 """Parameters of the constructor that are no settings."""
 
 
-def test_every_parameter_is_a_declared_setting() -> None:
+def test_the_parameters_are_the_declared_settings() -> None:
     of_methods = {name for method in methods.METHODS for name in methods.declared(method)}
     parameters = MixMatchClassifier().get_params()
-    assert parameters.keys() - APART <= settings.of_run().keys() | of_methods
-    assert parameters.keys() >= APART
+    assert parameters.keys() == (settings.of_run().keys() | of_methods | APART) - NOT_USED.keys() - {"seed"}
     given = {name: value for name, value in parameters.items() if name not in APART and value is not None}
     assert given == {"method": "mixmatch", "network": "auto"}
+    with pytest.raises(TypeError, match="lamda_u"):
+        MixMatchClassifier(lamda_u=1)
+    search = GridSearchCV(MixMatchClassifier("fixmatch"), {"threshold": [0.9, 0.99]})
+    assert search.estimator.set_params(threshold=0.9)._settings("features").method_settings["threshold"] == 0.9
 
 
 @pytest.mark.parametrize("kind", ["features", "images"])
@@ -185,8 +189,8 @@ def test_none_is_the_default_for_such_data(kind: Any) -> None:
     default = settings.resolve("X", {"seed": 0}, kind)
     assert MixMatchClassifier(random_state=0)._settings(kind) == default
     flat = settings.flat(default)
-    for name in MixMatchClassifier().get_params().keys() - APART - {"method", "network", "features"}:
-        value = {"batch_size": 7, "steps": 33, "K": 3}.get(name, 0.25)
+    numbers = ("learning_rate", "weight_decay", "ema_decay", "noise", "mask", "lambda_u", "alpha", "T")
+    for name, value in {"batch_size": 7, "steps": 33, "K": 3, **dict.fromkeys(numbers, 0.25)}.items():
         assert value != flat[name]
         found = settings.flat(MixMatchClassifier(random_state=0, **{name: value})._settings(kind))
         expected = {**flat, name: value}

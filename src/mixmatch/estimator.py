@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +24,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
+from mixmatch import methods
 from mixmatch import settings as settings_
 from mixmatch.classifier import Classifier
 from mixmatch.data.opened import Basis, Data
@@ -60,7 +62,21 @@ def _as_value_errors() -> Iterator[None]:
         raise ValueError(f"the loss was not finite at step {error.step}: try a lower learning_rate") from None
 
 
-class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+def _parameters() -> list[tuple[str, Any, Any]]:
+    """The parameters of the estimator as fields of a dataclass: some of its own, and every declared setting of a run
+    and of the methods, where None is the default of `mixmatch train` for such data."""
+    own = {"network": "auto", "settings": None, "device": "auto", "random_state": None, "verbose": False}
+    declared = [settings_.of_run(), *map(methods.declared, methods.METHODS)]
+    names = dict.fromkeys(name for part in declared for name in part if name not in {"method", "seed", *NOT_USED, *own})
+    defaults = {**own, **dict.fromkeys(names)}
+    keywords = [(name, Any, dataclasses.field(default=value, kw_only=True)) for name, value in defaults.items()]
+    return [("method", str | Method, "mixmatch"), *keywords]
+
+
+_Parameters = dataclasses.make_dataclass("_Parameters", _parameters(), repr=False, eq=False)
+
+
+class MixMatchClassifier(ClassifierMixin, BaseEstimator, _Parameters):  # type: ignore[misc, valid-type]
     """A classifier that also learns from rows without a label.
 
     `y` is -1 where there is no label (None or NaN do as well). So -1 is never a class: of labels -1 and 1 there is one
@@ -71,16 +87,13 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     or images, uint8 (N, H, W, C) or (N, H, W). The same arrays and seed give the same model as `mixmatch train`, where
     that holds nothing out: where the data has a test part, no class with ten labels, or with `hold_out=none`.
 
+    Every setting of a run and of the methods is a parameter too: `steps`, `learning_rate`, `lambda_u`, and so on, as
+    docs/settings.md lists them. None is the default of `mixmatch train` for such data.
+
     Args:
         method: one of `mixmatch.methods.METHODS`, or a `Method` object of your own class.
         network: a name for `mixmatch.networks.build`; `auto` is `mlp` for features, `wrn-auto` for images.
-        features: of images: `basic` or `timm:NAME` learns from frozen features, which takes seconds; None learns from
-            the pixels.
-        steps, batch_size, learning_rate, weight_decay, ema_decay: of the training; None is the default of
-            `mixmatch train` for such data.
-        noise, mask: how features are augmented: deviation of the noise, share of features hidden.
-        lambda_u, alpha, T, K: MixMatch's own; see docs/methods/mixmatch.md.
-        settings: further settings by name, of the run or of the method.
+        settings: further settings by name, as those of a method of your own.
         device: `auto`, `cpu`, `cuda` or `mps`.
         random_state: a whole number is the seed of `mixmatch train`.
         verbose: whether to show progress on standard error.
@@ -91,47 +104,6 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         n_features_in_, feature_names_in_: of a matrix.
         n_iter_: steps taken.
     """
-
-    def __init__(
-        self,
-        method: str | Method = "mixmatch",
-        *,
-        network: str = "auto",
-        features: str | None = None,
-        steps: int | None = None,
-        batch_size: int | None = None,
-        learning_rate: float | None = None,
-        weight_decay: float | None = None,
-        ema_decay: float | None = None,
-        noise: float | None = None,
-        mask: float | None = None,
-        lambda_u: float | None = None,
-        alpha: float | None = None,
-        T: float | None = None,
-        K: int | None = None,
-        settings: dict[str, Any] | None = None,
-        device: str = "auto",
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.method = method
-        self.network = network
-        self.features = features
-        self.steps = steps
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.ema_decay = ema_decay
-        self.noise = noise
-        self.mask = mask
-        self.lambda_u = lambda_u
-        self.alpha = alpha
-        self.T = T
-        self.K = K
-        self.settings = settings
-        self.device = device
-        self.random_state = random_state
-        self.verbose = verbose
 
     def fit(self, X: Any, y: Any) -> MixMatchClassifier:
         """Learn from rows with a label and from rows without one.
