@@ -141,8 +141,8 @@ print(json.dumps(worst))
         (3, 4, (2, 4), 8, 16, 2, 1, False, 3),  # with official ones
         (2, 4, (1, 4), 8, 32, 1, 2, False, 3),
         (2, 4, (1, 4), 8, 32, 1, 2, True, 3),
-        (2, 2, (3, 1), 16, 32, 1, 1, True, 48),  # channels that do not fill tiles
-        (2, 2, (3, 1), 16, 32, 1, 2, True, 1),
+        (2, 4, (1, 4), 8, 32, 1, 1, True, 48),  # channels that do not fill tiles
+        (1, 2, (1, 2), 16, 32, 1, 2, True, 1),
     ],
 )
 def test_kernels_compute_the_plain_network(

@@ -29,20 +29,14 @@ from mixmatch.training.session import averaged
 from mixmatch.training.step import Objective
 from mixmatch.training.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("compiler")
+
 CPU = torch.device("cpu")
 SUCCESSORS = ("uda", "remixmatch", "fixmatch", "flexmatch", "freematch", "softmatch", "adamatch")
 CASES: list[dict[str, Any]] = [{"method": method} for method in METHODS if method not in ("vat", *SUCCESSORS)]
 CASES += [{"method": method, "strong": "cutout"} for method in ("flexmatch", "freematch")]  # those with most state
 CASES += [{"method": "vat", "xi": 0.01}]  # at its default of 1e-6 rounding decides the direction, even in float64
 CASES += [{"method": "mixmatch", "passes": "fused"}, {"method": "mixmatch", "guess_weights": "ema", "ema_warmup": True}]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _fresh_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    # PyTorch's own patch: undone by pytest's, a setting of PyTorch's is gone, and this may run twice in a process.
-    with pytest.MonkeyPatch.context() as patch, torch._inductor.config.patch(compile_threads=1):
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
-        yield
 
 
 def network() -> nn.Module:

@@ -310,10 +310,9 @@ def test_another_method_or_another_setting_of_it_is_refused(tmp_path: Path) -> N
 # ---------------------------------------------------------------- compiled
 
 
-def test_compiled_it_learns_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    with torch._inductor.config.patch(compile_threads=1):
-        record = train(tmp_path / "compiled", compile=True, steps=4, network=Small())
+@pytest.mark.usefixtures("compiler")
+def test_compiled_it_learns_the_same(tmp_path: Path) -> None:
+    record = train(tmp_path / "compiled", compile=True, steps=4, network=Small())
     assert record["engine"]["compiled"]
     train(tmp_path / "plain", compile=False, steps=4, network=Small())
     ours, theirs = saved(tmp_path / "compiled"), saved(tmp_path / "plain")
