@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mixmatch import networks
 from mixmatch.networks import cuda
-from mixmatch.training.model import full_fp32
+from mixmatch.networks.precision import full_fp32
 
 BATCHES, SIZE = 3, 64
 

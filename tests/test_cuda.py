@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mixmatch import networks
+from mixmatch.data.embedding import embed
 from mixmatch.data.source import Rows, Source
 from mixmatch.data.split import make_split
 from mixmatch.execution import here
@@ -24,6 +25,7 @@ from mixmatch.methods import METHODS
 from mixmatch.methods.base import Batch, DataInfo, Method, Step
 from mixmatch.networks.wide_resnet import WideResNet
 from mixmatch.settings import resolve
+from mixmatch.training.evaluate import predict_logits
 from mixmatch.training.plan import plan
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunFolder
@@ -232,3 +234,17 @@ def test_what_does_not_fit_waits_for_the_others(tmp_path: Path) -> None:
         assert len(starts(4, "beside")) > 4
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_features_and_predictions_are_those_of_a_cpu() -> None:
+    """Without TF32, whose products have ten bits."""
+    data = source()
+    ours, theirs = (embed(data, "basic", views=2, device=device) for device in (GPU, torch.device("cpu")))
+    assert np.abs(ours.train.inputs - theirs.train.inputs).max() < 1e-3
+    torch.manual_seed(0)
+    network = networks.build("wrn-10-1", 10, (3, 32, 32)).eval()
+    logits, expected = (
+        torch.cat([piece.cpu() for piece in predict_logits(copy.deepcopy(network).to(on), data.test.inputs, on)])
+        for on in (GPU, torch.device("cpu"))
+    )
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)

@@ -20,6 +20,7 @@ from mixmatch.data.source import Rows, Source
 from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
 from mixmatch.networks.frozen import Basic, Embedded, build_frozen
+from mixmatch.networks.precision import full_fp32
 
 MOST_VALUES = 250_000_000
 """Numbers in memory, a gigabyte: of very many images there are fewer views."""
@@ -157,7 +158,7 @@ class _Worker:
             draws = {k: torch.from_numpy(np.concatenate([d[k] for d in drawn], axis=1)) for k in drawn[0]}
             copies.append(self.crops(pixels, {k: value.to(self.device) for k, value in draws.items()}))
         inputs = torch.cat(copies)
-        with torch.no_grad():
+        with torch.no_grad(), full_fp32():
             features = self.frozen(inputs.flatten(0, 1))
         if features.ndim != 2 or not bool(torch.isfinite(features).all()):
             raise MixMatchError("the network of features= must map images to finite features (N, F)")

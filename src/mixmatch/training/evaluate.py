@@ -15,6 +15,7 @@ from torch import Tensor
 from mixmatch.augment import unaugmented
 from mixmatch.data.pool import on_device
 from mixmatch.data.source import UNKNOWN
+from mixmatch.networks.precision import full_fp32
 from mixmatch.training.model import Model
 
 REPORTED = 20
@@ -52,8 +53,9 @@ def predict_logits(
         piece = inputs[start : start + size]
         # A copy: a network may work in place.
         rows = piece.clone() if isinstance(piece, Tensor) else torch.from_numpy(np.array(piece)).to(device)
-        with torch.no_grad():
-            yield forward(unaugmented(rows))
+        with torch.no_grad(), full_fp32():
+            logits = forward(unaugmented(rows))
+        yield logits
 
 
 class HeldOut(NamedTuple):

@@ -205,14 +205,3 @@ def warm_decay(decay: float, step: int) -> float:
     [0.1, 0.55, 0.91, 0.99]
     """
     return min(decay, (1 + step) / (10 + step))
-
-
-@contextmanager
-def full_fp32() -> Iterator[None]:
-    """Convolutions in fp32 are in fp32: without TF32, which is cuDNN's default."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before

@@ -23,13 +23,14 @@ from mixmatch.errors import MixMatchError
 from mixmatch.methods.base import DataInfo, Method, Metrics, Step, Tensors
 from mixmatch.networks import cuda
 from mixmatch.networks.heads import WithHeads
+from mixmatch.networks.precision import full_fp32
 from mixmatch.settings import Settings
 from mixmatch.training.checkpoint import Checkpoint
 from mixmatch.training.compile import Loss, compiled, compiled_account, reason
 from mixmatch.training.cuda_graph import GraphedStep
 from mixmatch.training.device import has_own_randomness, threads
 from mixmatch.training.evaluate import LEAST_VALID, Evaluation, HeldOut, evaluate, predict_logits
-from mixmatch.training.model import Model, full_fp32, warm_decay
+from mixmatch.training.model import Model, warm_decay
 from mixmatch.training.optimizer import build_optimizer, learning_rate, load_optimizer_state, optimizer_state
 from mixmatch.training.record import on_machines
 from mixmatch.training.step import Objective, account, under
