@@ -58,9 +58,9 @@ PARTS = (
     Part("cifar10", 250, (1, 2, 3), 2**14, "fixmatch", FUSED),
     Part("cifar10", 250, (1, 2, 3), 2**14, "fixmatch"),
     # What came after MixMatch, in minutes.
-    *(Part("cifar10", 250, (1, 2, 3), 2**17, method, FUSED) for method in ("fixmatch", "softmatch")),
+    *(Part("cifar10", 250, (1, 2, 3), 2**17, method) for method in ("fixmatch", "softmatch")),
     *(
-        Part("cifar10", 40, (1, 2, 3), 2**17, method, FUSED)
+        Part("cifar10", 40, (1, 2, 3), 2**17, method)
         for method in ("fixmatch", "flexmatch", "freematch", "softmatch", "adamatch")
     ),
 )
