@@ -30,7 +30,7 @@ of a PATE student (Section 4.3), is as NAME but for what is said here."""
 PSEUDO_LABELS = ("uda", "fixmatch", "flexmatch", "freematch", "softmatch", "adamatch")
 """Methods with FixMatch's recipe."""
 
-SHORT: dict[str, Any] = {"ratio": 2, "passes": "fused", "prediction_decay": 0.99}
+SHORT: dict[str, Any] = {"ratio": 2, "prediction_decay": 0.99}
 """For these methods in a run of few, cheap steps: averages over a thousand steps would come too late."""
 
 DATA_METHOD: dict[tuple[str, str], dict[str, Any]] = {

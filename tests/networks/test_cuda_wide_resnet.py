@@ -79,14 +79,37 @@ for passes, of in ((reference, plain), (kernels, ours)):
     passes.taught, passes.again = torch.cat(taught), torch.cat(again).detach()
     passes.grads = [(a, b.grad) for a, b in zip(before, of.parameters()) if a is not None]
 weak = torch.randn(batch // 2, channels, size, size, dtype=torch.float64)
-def constants(module, inputs):  # what the statistics have of the targets, without gradient
-    return torch.cat([inputs[0][:len(x)], inputs[0][len(x):].detach()])
-hooks = [module.register_forward_pre_hook(constants) for module in plain.modules()
-         if isinstance(module, torch.nn.BatchNorm2d)]
+class Joint(torch.autograd.Function):  # normalized with all rows; the gradient is projected among the learned ones
+
+    @staticmethod
+    def forward(ctx, rows, weight, bias, eps):
+        mean, variance = rows.mean((0, 2, 3), keepdim=True), rows.var((0, 2, 3), unbiased=False, keepdim=True)
+        normalized = (rows - mean) / (variance + eps).sqrt()
+        ctx.save_for_backward(rows, normalized, weight, (variance + eps).sqrt())
+        ctx.eps = eps
+        return normalized * weight[:, None, None] + bias[:, None, None]
+
+    @staticmethod
+    def backward(ctx, g):
+        rows, normalized, weight, deviation = ctx.saved_tensors
+        g, own, z = g[:len(x)], rows[:len(x)], normalized[:len(x)]
+        d_weight, d_bias = (g * z).sum((0, 2, 3)), g.sum((0, 2, 3))
+        # Least squares: what of g is a shift or a multiple of the inputs, by their own mean and variance.
+        centered = z - z.mean((0, 2, 3), keepdim=True)
+        part = (g * centered).mean((0, 2, 3), keepdim=True)
+        part /= (own.var((0, 2, 3), unbiased=False, keepdim=True) + ctx.eps) / deviation**2
+        d = (g - g.mean((0, 2, 3), keepdim=True) - part * centered) * weight[:, None, None] / deviation
+        return torch.cat([d, torch.zeros_like(rows[len(x):])]), d_weight, d_bias, None
+
+def joint(module, rows):
+    plain_norm(module, rows.detach())  # for the running statistics
+    return Joint.apply(rows, module.weight, module.bias, module.eps)
+plain_norm = torch.nn.BatchNorm2d.forward
 for passes, of in ((reference, plain), (kernels, ours)):
     passes.earlier = [None if p.grad is None else p.grad.clone() for p in of.parameters()]
     of.zero_grad()
     kind = next(of.parameters()).dtype
+    torch.nn.BatchNorm2d.forward = joint if of is plain else plain_norm
     (guess,), logits = targets_and_logits(passes, [weak.to(kind)], list(x.to(kind).chunk(groups)), joint=True)
     assert not guess.requires_grad
     (torch.cat(logits) * direction.to(kind)).sum().backward()
@@ -94,12 +117,13 @@ for passes, of in ((reference, plain), (kernels, ours)):
     passes.joint_grads = [p.grad for p in of.parameters()]
     for p, earlier in zip(of.parameters(), passes.earlier):
         p.grad = earlier
-for hook in hooks:
-    hook.remove()
 compare("joint logits", kernels.joint, reference.joint)
-for one, other in zip(kernels.joint_grads, reference.joint_grads):
+for (name, weight), one, other in zip(ours.named_parameters(), kernels.joint_grads, reference.joint_grads):
     if one is not None:
         compare("joint gradients", one, other)
+    if name.endswith("conv1.weight"):  # a norm follows: the loss does not depend on its scale, so it must not grow
+        along = (weight * one).sum() / weight.norm() / one.norm()
+        worst["along the weights"] = max(worst.get("along the weights", 0.0), along.abs().item())
 compare("logits", kernels.logits, reference.logits)
 compare("guesses", kernels.guesses, reference.guesses)
 compare("guesses of the average", kernels.taught, reference.taught)
@@ -164,7 +188,7 @@ def test_kernels_compute_the_plain_network(
     assert done.returncode == 0, done.stderr
     worst = json.loads(done.stdout)
     beside = {"guesses of the average", "logits beside the average", "gradients beside the average"}
-    joint = {"joint logits", "joint gradients"}
+    joint = {"joint logits", "joint gradients", "along the weights"}
     kinds = {"logits", "guesses", "logits of the average", "gradients", "statistics", "biases", *beside, *joint}
     assert worst.keys() == kinds
     assert worst.pop("biases") < 1e-13  # their true gradient, in float64: zero but for rounding
@@ -346,7 +370,7 @@ def test_convolutions_compile_for_gpus(
 
     kernel = getattr(kernels, name)
     wanted: dict[str, Any] = {"H": 16, "W": 16, "IN_C": 64, "OUT_C": 32, "BM": 64, "BN": 32, "BK": 64, **own}
-    wanted |= {"BACKWARD": backward, "BIAS": not backward, "RESIDUAL": True, "SUMS": True}
+    wanted |= {"BACKWARD": backward, "BIAS": not backward, "RESIDUAL": True, "SUMS": True, "JOINT": True}
     wanted |= {"EPS": 1e-3, "SLOPE": 0.1, "PRECISION": "tf32"}
     arguments = kernel.arg_names
     wanted = {key: value for key, value in wanted.items() if key in arguments}

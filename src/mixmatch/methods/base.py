@@ -196,7 +196,7 @@ def targets_and_logits(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Forward `targets` without gradient, using `weights`, and `learned` with gradient. The first learned batch updates
     batch norm's running statistics. If `joint`, all batches are one, with the live weights and one batch norm; a model
-    may take the targets for constants in its statistics, so that no gradient reaches them. The outputs of `with_heads`
+    may leave out the gradients that reach the targets through its statistics. The outputs of `with_heads`
     follow the classifier's (N, L + ...). A model that can do all of it at once implements `targets_and_logits` itself.
     """
     at_once = getattr(model, "targets_and_logits", None)

@@ -31,8 +31,8 @@ Balance = Literal["none", "abc"]
 
 RATIO = "Unlabeled images per labeled one (mu)."
 PASSES = (
-    "`official` learns from one batch of all images, with one batch norm. On CUDA `fused` takes the weak views for "
-    "constants in its statistics, which is faster; elsewhere it is the same."
+    "`official` learns from one batch of all images, with one batch norm. On CUDA `fused` leaves out the gradients "
+    "that reach the weak views through its statistics, which is faster; elsewhere it is the same."
 )
 
 

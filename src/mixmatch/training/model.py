@@ -94,7 +94,7 @@ class Forward:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Forward `targets` without gradient, using `weights`, and `learned` with gradient; the first learned batch
         updates the running statistics. If `joint`, all batches are one, with the live weights and one batch norm: the
-        kernels take the targets for constants in its statistics, elsewhere gradients reach them through those."""
+        kernels leave out the gradients that reach the targets through its statistics."""
         if joint:
             every = [torch.cat([*learned, *targets])]
             if self._can_fuse(targets, learned) and self._can_fuse(every):

@@ -7,6 +7,8 @@
 - Statistics of batch norm are sums, (batches, 2, all_channels) for the channels of all layers: of values and of their
   squares. A convolution adds to those of its output in its epilogue. Backwards the two sums are those that the gradient
   of batch norm needs: of gradients, and of their products with the normalized values.
+- A JOINT batch has `learned_pixels` that are learned from, and after them others without a gradient. A second row of
+  the sums of values is over the former alone: see `norm_gradient`.
 - `evict_first` marks reads of what is not needed again soon, so that the L2 cache keeps other data.
 """
 
@@ -36,7 +38,8 @@ def _epilogue(
     acc,
     offsets,
     c,
-    batch,
+    first_pixel,
+    learned_pixels,
     batch_pixels,
     bias,
     residual,
@@ -51,11 +54,13 @@ def _epilogue(
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     SUMS: tl.constexpr,
+    JOINT: tl.constexpr,
     EPS: tl.constexpr,
     SLOPE: tl.constexpr,
 ):
     """What a convolution does with the accumulator `acc` of a tile: its values go to `offsets` in y, and are of
     channels c and of one batch."""
+    batch = first_pixel // batch_pixels
     if BIAS:
         acc += tl.load(bias + c)[None, :]
     if RESIDUAL:
@@ -78,6 +83,9 @@ def _epilogue(
     if SUMS:
         tl.atomic_add(sums + batch * 2 * all_channels + c, first_sum, sem="relaxed")
         tl.atomic_add(sums + batch * 2 * all_channels + all_channels + c, second_sum, sem="relaxed")
+        if JOINT and not BACKWARD and first_pixel < learned_pixels:
+            tl.atomic_add(sums + 2 * all_channels + c, first_sum, sem="relaxed")
+            tl.atomic_add(sums + 3 * all_channels + c, second_sum, sem="relaxed")
 
 
 @triton.jit
@@ -93,6 +101,7 @@ def convolve(
     gamma,
     beta,
     all_channels,
+    learned_pixels,
     batch_pixels,
     H: tl.constexpr,
     W: tl.constexpr,
@@ -107,6 +116,7 @@ def convolve(
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     SUMS: tl.constexpr,
+    JOINT: tl.constexpr,
     EPS: tl.constexpr,
     SLOPE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -178,10 +188,9 @@ def convolve(
             b = tl.load(from_weights, mask=in_range[:, None], other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
     offsets = m[:, None] * OUT_C + n[None, :]
-    batch = tile * BM * STEP * STEP // batch_pixels
     _epilogue(
-        acc, offsets, n, batch, batch_pixels, bias, residual, y, sums, norm_input, norm_input_sums, gamma,
-        beta, all_channels, BACKWARD, BIAS, RESIDUAL, SUMS, EPS, SLOPE,
+        acc, offsets, n, tile * BM * STEP * STEP, learned_pixels, batch_pixels, bias, residual, y, sums,
+        norm_input, norm_input_sums, gamma, beta, all_channels, BACKWARD, BIAS, RESIDUAL, SUMS, JOINT, EPS, SLOPE,
     )  # fmt: skip
 
 
@@ -198,6 +207,7 @@ def convolve_few_channels(
     gamma,
     beta,
     all_channels,
+    learned_pixels,
     batch_pixels,
     H: tl.constexpr,
     W: tl.constexpr,
@@ -208,6 +218,7 @@ def convolve_few_channels(
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     SUMS: tl.constexpr,
+    JOINT: tl.constexpr,
     EPS: tl.constexpr,
     SLOPE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -248,10 +259,10 @@ def convolve_few_channels(
             b = tl.load(weights + (dy * WIDTH + block), mask=in_range[:, None], other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
     offsets = j[:, None] * (PIXELS_PER_ROW * OUT_C) + n[None, :]
-    batch = tl.program_id(0) * BM * PIXELS_PER_ROW // batch_pixels
+    first_pixel = tl.program_id(0) * BM * PIXELS_PER_ROW
     _epilogue(
-        acc, offsets, n % OUT_C, batch, batch_pixels, bias, residual, y, sums, norm_input, norm_input_sums, gamma,
-        beta, all_channels, BACKWARD, BIAS, RESIDUAL, SUMS, EPS, SLOPE,
+        acc, offsets, n % OUT_C, first_pixel, learned_pixels, batch_pixels, bias, residual, y, sums,
+        norm_input, norm_input_sums, gamma, beta, all_channels, BACKWARD, BIAS, RESIDUAL, SUMS, JOINT, EPS, SLOPE,
     )  # fmt: skip
 
 
@@ -268,6 +279,7 @@ def convolve_tma(
     gamma,
     beta,
     all_channels,
+    learned_pixels,
     batch_pixels,
     H: tl.constexpr,
     W: tl.constexpr,
@@ -278,6 +290,7 @@ def convolve_tma(
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     SUMS: tl.constexpr,
+    JOINT: tl.constexpr,
     EPS: tl.constexpr,
     SLOPE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -317,10 +330,9 @@ def convolve_tma(
         acc = tl.dot(weights, pixels.T, acc, input_precision=PRECISION)
     n = first_n + tl.arange(0, BN)
     offsets = (first + tl.arange(0, BM))[:, None] * (PIXELS_PER_ROW * OUT_C) + n[None, :]
-    batch = first * PIXELS_PER_ROW // batch_pixels
     _epilogue(
-        acc.T, offsets, n % OUT_C, batch, batch_pixels, bias, residual, y, sums, norm_input, norm_input_sums, gamma,
-        beta, all_channels, BACKWARD, BIAS, RESIDUAL, SUMS, EPS, SLOPE,
+        acc.T, offsets, n % OUT_C, first * PIXELS_PER_ROW, learned_pixels, batch_pixels, bias, residual, y, sums,
+        norm_input, norm_input_sums, gamma, beta, all_channels, BACKWARD, BIAS, RESIDUAL, SUMS, JOINT, EPS, SLOPE,
     )  # fmt: skip
 
 
@@ -514,21 +526,34 @@ def norm_gradient(
     gamma,
     residual,
     y,
+    learned_pixels,
     all_channels,
     batch_pixels,
     C: tl.constexpr,
     RESIDUAL: tl.constexpr,
+    JOINT: tl.constexpr,
     EPS: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """y = the gradient of batch norm's input x, from the gradient g of its output and their sums, plus residual."""
+    """y = the gradient of batch norm's input x, from the gradient g of its output and their sums, plus residual.
+
+    Batch norm takes out of a gradient what only shifts or scales its inputs. In a JOINT batch that is done among the
+    pixels that have a gradient, with their own mean and variance. Were the others just constants in the statistics,
+    half of it would stay, and weights would grow until training collapses.
+    """
     tile = tl.program_id(0)
     c = tl.arange(0, C)
     offsets = (tile * BM + tl.arange(0, BM))[:, None] * C + c[None, :]
     batch = tile * BM // batch_pixels
     mean, rstd = _statistics(sums, c, all_channels, batch, batch_pixels, EPS)
-    mean_g = tl.load(g_sums + batch * 2 * all_channels + c) / batch_pixels
-    mean_gx = tl.load(g_sums + batch * 2 * all_channels + all_channels + c) / batch_pixels
+    mean_g = tl.load(g_sums + batch * 2 * all_channels + c) / learned_pixels
+    mean_gx = tl.load(g_sums + batch * 2 * all_channels + all_channels + c) / learned_pixels
+    if JOINT:
+        own_mean, own_rstd = _statistics(sums, c, all_channels, 1, learned_pixels, EPS)
+        shifted = (own_mean - mean) * rstd
+        ratio = own_rstd / rstd
+        mean_gx = (mean_gx - mean_g * shifted) * ratio * ratio
+        mean_g -= mean_gx * shifted
     scale = tl.load(gamma + c) * rstd
     x_scale = -scale * mean_gx * rstd
     shift = -scale * mean_g - x_scale * mean

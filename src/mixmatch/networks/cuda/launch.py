@@ -60,7 +60,9 @@ class Launcher:
         packed: the convolutions' weights, from `pack_weights`.
         parameters: weight and bias of each convolution, then of each norm.
         x: the images (N, H, W, C).
-        batch_size: images of a batch. If it is more than there are images, the rest count in the statistics alone.
+        batch_size: images of a batch.
+        constants: the last so many images of a joint batch count in its statistics alone. They have no gradient, so
+            backwards they are not among x.
     """
 
     def __init__(
@@ -71,12 +73,13 @@ class Launcher:
         parameters: Sequence[Tensor],
         x: Tensor,
         batch_size: int,
+        constants: int = 0,
     ) -> None:
         from mixmatch.networks.cuda import kernels  # imports Triton
 
         self.kernels = kernels
         self.convolutions, self.packed = convolutions, packed
-        self.images, self.batch_size = len(x), batch_size
+        self.images, self.batch_size, self.constants = len(x), batch_size, constants
         self.all_channels = sum(norm.channels for norm in norms)
         self.precision = "ieee" if x.dtype == torch.float32 else "tf32"
         pairs = list(zip(parameters[::2], parameters[1::2], strict=True))
@@ -87,7 +90,7 @@ class Launcher:
     def over(self, x: Tensor, batch_size: int) -> Launcher:
         """For other images, with the same weights."""
         other = copy.copy(self)
-        other.images, other.batch_size = len(x), batch_size
+        other.images, other.batch_size, other.constants = len(x), batch_size, 0
         return other
 
     def expand_weights(self, backward: bool) -> None:
@@ -96,17 +99,22 @@ class Launcher:
         self.expanded = torch.split(self.packed.index_select(0, index), counts)
 
     def zero_sums(self) -> Tensor:
-        """Sums for batch norm, (batches, 2, channels of all norms)."""
-        batches = -(-self.images // self.batch_size)
-        return torch.zeros(batches, 2, self.all_channels, dtype=torch.float32, device=self.packed.device)
+        """Sums for batch norm, (batches, 2, channels of all norms). A joint batch has a second row, for the images that
+        are learned from."""
+        rows = 2 if self.constants else self.images // self.batch_size
+        return torch.zeros(rows, 2, self.all_channels, dtype=torch.float32, device=self.packed.device)
 
     def batch_pixels(self, size: int) -> int:
         """Pixels of a batch of images of this size."""
         return self.batch_size * size * size
 
+    def learned_pixels(self, size: int) -> int:
+        """Those of a batch that are learned from."""
+        return self.batch_pixels(size) - self.constants * size * size
+
     def divisible_pixels(self, size: int) -> int:
-        """What tiles must divide: the pixels of a batch, or of those of its images that are here."""
-        return math.gcd(self.batch_size, self.images) * size * size
+        """What tiles must divide: the pixels of a batch, and those of it that are learned from."""
+        return math.gcd(self.batch_pixels(size), self.learned_pixels(size))
 
     def convolve(
         self,
@@ -155,6 +163,7 @@ class Launcher:
             gamma,
             beta,
             self.all_channels,
+            self.learned_pixels(out_size),
             self.batch_pixels(out_size),
         )
         options = {
@@ -166,6 +175,7 @@ class Launcher:
             "BIAS": not backward,
             "RESIDUAL": residual is not None,
             "SUMS": sums is not None,
+            "JOINT": self.constants > 0,
             "EPS": EPS,
             "SLOPE": SLOPE,
             "PRECISION": self.precision,
@@ -281,13 +291,15 @@ class Launcher:
             gamma,
             y if residual is None else residual,
             y,
+            self.learned_pixels(norm.size),
         )
-        self._pointwise(self.kernels.norm_gradient, norm, *tensors, RESIDUAL=residual is not None)
+        flags = {"RESIDUAL": residual is not None, "JOINT": self.constants > 0}
+        self._pointwise(self.kernels.norm_gradient, norm, *tensors, **flags)
         return y
 
-    def _pointwise(self, kernel: Any, norm: Norm, *tensors: Tensor, **options: Any) -> None:
+    def _pointwise(self, kernel: Any, norm: Norm, *arguments: Any, **options: Any) -> None:
         """Launch a kernel that takes each value of a norm's input, or output, by itself."""
         pixels = self.batch_pixels(norm.size)
         bm = tiles.pointwise_rows(self.divisible_pixels(norm.size), norm.channels)
         grid = (self.images * norm.size * norm.size // bm,)
-        kernel[grid](*tensors, self.all_channels, pixels, C=norm.channels, EPS=EPS, BM=bm, **options)
+        kernel[grid](*arguments, self.all_channels, pixels, C=norm.channels, EPS=EPS, BM=bm, **options)

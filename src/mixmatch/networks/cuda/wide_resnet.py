@@ -78,8 +78,8 @@ def forward(
         update: whether the first batch of `learned` moves the running statistics.
         target_tensors: parameters for `targets`, where they are others.
         with_heads: further heads, whose outputs follow the logits (`mixmatch.networks.heads`).
-        joint: whether all batches are normalized as one. The targets are constants in its statistics: no gradient
-            reaches them, so they need no backward pass.
+        joint: whether all batches are normalized as one. No gradient reaches the targets, so they need no backward
+            pass: what batch norm takes out of a gradient is taken out among the learned images alone.
 
     Returns:
         the logits of the batches of `targets`, and of those of `learned`.
@@ -236,7 +236,7 @@ def _features(
     network has, the second half is for the targets."""
     shape = Shape.decoded(tuple(code))
     count = len(shape.parameter_names)
-    kernels = Launcher(shape.convolutions, shape.norms, packed, parameters[:count], learned, batch_sizes[1])
+    kernels = Launcher(shape.convolutions, shape.norms, packed, parameters[:count], learned, batch_sizes[1], constants)
     kernels.expand_weights(backward=False)
     if len(parameters) > count:
         target_kernels = Launcher(
@@ -279,7 +279,8 @@ def _(
         last = shape.last_norm
         saved.append(learned.new_empty(images, last.size, last.size, last.channels))
     channels = sum(norm.channels for norm in shape.norms)
-    sums = learned.new_empty(len(learned) // batch_sizes[1], 2, channels, dtype=torch.float32)
+    rows = 2 if constants else len(learned) // batch_sizes[1]
+    sums = learned.new_empty(rows, 2, channels, dtype=torch.float32)
     target_features, features = _empty_features(shape, targets, learned)
     return target_features, features, sums, saved
 
@@ -297,7 +298,8 @@ def _gradient(
 ) -> tuple[Tensor, Tensor]:
     """`_pass_backward` over the images that are learned from."""
     shape = Shape.decoded(tuple(code))
-    kernels = Launcher(shape.convolutions, shape.norms, packed, parameters, x, batch_size)
+    constants = max(0, batch_size - len(x))  # of a joint batch
+    kernels = Launcher(shape.convolutions, shape.norms, packed, parameters, x, batch_size, constants)
     return _pass_backward(kernels, shape, x, g, sums, saved)
 
 
