@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from no_class import LABELS, TASKS, cut
 
+from mixmatch import measure
 from mixmatch.data.embedding import embed
 from mixmatch.data.opened import Data
-from mixmatch.report import measure
 from mixmatch.settings import Settings, resolve
 from mixmatch.training.device import pick_device
 from mixmatch.training.session import completed, embedded, prepare

@@ -32,17 +32,16 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import NearestNeighbors
 
-from mixmatch import data
+from mixmatch import data, measure
 from mixmatch.augment import CropFlip
 from mixmatch.data.embedding import embed
 from mixmatch.data.opened import Basis, Data
 from mixmatch.data.source import UNKNOWN, Rows, Source
 from mixmatch.data.split import Split
 from mixmatch.draws import generator
+from mixmatch.measure import Floats
 from mixmatch.presets import Kind
-from mixmatch.report import measure
 from mixmatch.report.gather import penultimate
-from mixmatch.report.measure import Floats
 from mixmatch.settings import resolve
 from mixmatch.training.device import pick_device
 from mixmatch.training.evaluate import predict_logits

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mixmatch import api, data
+from mixmatch import api, data, measure
 from mixmatch.classifier import Classifier
 from mixmatch.cli import main
 from mixmatch.data.opened import Basis, Data
 from mixmatch.data.split import make_split
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.here import run_one
-from mixmatch.report import conclude, gather, measure, render, write_report
+from mixmatch.report import conclude, gather, render, write_report
 from mixmatch.report.gather import Evaluated, Shown
 from mixmatch.report.page import data_uri
 from mixmatch.training.gain import Gain, measure_gain

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from mixmatch.measure import Bin
 from mixmatch.report import svg
-from mixmatch.report.measure import Bin
 
 
 def test_ticks_are_round_and_reach_the_top() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mixmatch.data.opened import Basis
-from mixmatch.report.measure import ClassScore
+from mixmatch.measure import ClassScore
 from mixmatch.report.verdict import Favorite, Findings, Verdict, favorite, guessing, next_steps
 from mixmatch.training.gain import Gain
 

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from mixmatch import measure
 from mixmatch.classifier import Classifier, load_run
 from mixmatch.data import TABLES, Reading, read_labeled
 from mixmatch.data.opened import Basis
 from mixmatch.data.user.rows import Finding, UserData
 from mixmatch.errors import MixMatchError
-from mixmatch.report import measure
+from mixmatch.measure import ClassScore, Ints
 from mixmatch.report.gather import evaluate_run, predict_rows
-from mixmatch.report.measure import ClassScore, Ints
 from mixmatch.report.verdict import Verdict, guessing
 from mixmatch.text import html_table
 from mixmatch.training.run import RunFolder

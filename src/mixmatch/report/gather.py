@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mixmatch import measure
 from mixmatch.classifier import Classifier, load_run
 from mixmatch.data.embedding import embed
 from mixmatch.data.opened import Data
@@ -21,11 +22,10 @@ from mixmatch.data.user.images import UnreadableImage, thumbnail
 from mixmatch.data.user.rows import UserData
 from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
+from mixmatch.measure import Calibration, ClassScore, Floats, Ints
 from mixmatch.methods import METHODS
 from mixmatch.networks.frozen import BASIC
 from mixmatch.networks.heads import offers_features
-from mixmatch.report import measure
-from mixmatch.report.measure import Calibration, ClassScore, Floats, Ints
 from mixmatch.report.verdict import Findings, Verdict, favorite, guessing, next_steps
 from mixmatch.text import html_table
 from mixmatch.training.cross_validate import OutOfFold, load_cross_validation

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from mixmatch import measure
 from mixmatch.data.user.images import visible
-from mixmatch.report import measure, svg
+from mixmatch.report import svg
 from mixmatch.report.gather import SHOWN, THUMBNAIL, Evaluated, NoClass, Report, Shown, Unlabeled
 from mixmatch.report.svg import Series
 from mixmatch.text import count, duration

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from mixmatch.report.measure import Bin
+from mixmatch.measure import Bin
 
 LETTER = 6.8
 """Mean width of a letter at the charts' font size, to leave room for labels."""

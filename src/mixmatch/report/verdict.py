@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mixmatch.data.opened import MIN_LABELS, Basis
-from mixmatch.report.measure import ClassScore, Ints, share_interval
+from mixmatch.measure import ClassScore, Ints, share_interval
 from mixmatch.text import count, listed
 from mixmatch.training.gain import Gain
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from mixmatch.report import measure
+from mixmatch import measure
 
 
 def test_confusion_and_scores() -> None:
