@@ -168,7 +168,7 @@ def setting(
 
 @cache
 def settings_of(cls: type) -> dict[str, Setting]:
-    """The settings that a dataclass declares, by name, in order; none of another class."""
+    """The settings that a dataclass declares, by name, its own before those of its base; none of another class."""
     for name, value in (item for base in cls.__mro__ for item in vars(base).items()):
         if isinstance(value, dataclasses.Field):  # what @dataclass would have replaced with the default
             raise MixMatchError(
@@ -182,6 +182,6 @@ def settings_of(cls: type) -> dict[str, Setting]:
         f.name: Setting(
             f.name, hints[f.name], None if f.default is dataclasses.MISSING else f.default, **f.metadata[_KEY]
         )
-        for f in dataclasses.fields(cls)
+        for f in sorted(dataclasses.fields(cls), key=lambda f: f.name not in vars(cls).get("__annotations__", {}))
         if _KEY in f.metadata
     }

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mixmatch import functional
 from mixmatch.draws import Draws
 from mixmatch.methods import pseudo_labels as shared
-from mixmatch.methods.base import Batch, DataInfo, Method, Predictor, Progress, Step, Tensors, setting
+from mixmatch.methods.base import Batch, Predictor, Progress, Step, Tensors, setting
 
 
 @dataclass(frozen=True)
-class AdaMatch(Method):
+class AdaMatch(shared.PseudoLabeling):
     """By default as in USB, whose numbers for CIFAR and SVHN are the published ones. The authors' own code, made for
     unlabeled images from elsewhere, has `interpolate`, `strong_labeled` and `ramp_up` too."""
 
     threshold: float = setting(
         0.95, "Predictions at least this part as confident as those for labeled images become labels.", within=(0, 1)
     )
-    lambda_u: float = setting(1.0, "Weight of the unlabeled loss.", least=0)
-    ratio: int = setting(7, shared.RATIO, least=1)
     align: str = setting("model", shared.ALIGN, metavar=shared.ALIGN_CHOICES)
-    prediction_decay: float = setting(0.999, shared.DECAY, within=(0, 1))
     interpolate: bool = setting(
         False, "Random logit interpolation: between labeled images alone in a batch and among the unlabeled ones."
     )
@@ -35,27 +30,12 @@ class AdaMatch(Method):
     ramp_up: bool = setting(
         False, "Let the weight of the unlabeled loss rise from 0 over the first half of the run.", of_steps=bool
     )
-    balance: shared.Balance = setting("none", shared.BALANCE, of_steps=shared.is_balanced)
-    passes: shared.Passes = setting("official", shared.PASSES)
-
-    views = ("weak", "strong")
-    run_defaults = shared.RECIPE
-
-    def __post_init__(self) -> None:
-        shared.frequencies(self.align)
-
-    @property
-    def heads(self) -> Mapping[str, int]:
-        return shared.plain_head(self.balance)
 
     def draw(self, rng: np.random.Generator, batch_size: int) -> Draws:
-        draws = shared.balance_draws(self.balance, rng, batch_size, self.ratio)
+        draws = super().draw(rng, batch_size)
         if self.interpolate:
             draws["towards"] = rng.random((1 + self.strong_labeled) * batch_size, np.float32)
         return draws
-
-    def state(self, data: DataInfo) -> dict[str, Tensor]:
-        return {**shared.alignment(self.align, data), **shared.balance_shares(self.balance, data)}
 
     def loss(self, model: Predictor, batch: Batch, draws: Tensors, progress: Progress, state: Tensors) -> Step:
         x, y = batch.x, batch.y

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mixmatch import functional
-from mixmatch.draws import Draws
 from mixmatch.methods import pseudo_labels as shared
-from mixmatch.methods.base import Batch, DataInfo, Method, Predictor, Progress, Step, Tensors, setting
+from mixmatch.methods.base import Batch, DataInfo, Predictor, Progress, Step, Tensors, setting
 
 
 @dataclass(frozen=True)
-class FlexMatch(Method):
+class FlexMatch(shared.PseudoLabeling):
     """How far a class is learned is estimated by how many unlabeled images were last predicted confidently as that
     class. Each unlabeled row's last confident label is kept for that, -1 until there is one."""
 
@@ -33,25 +31,7 @@ class FlexMatch(Method):
     threshold_warmup: bool = setting(
         True, "Keep thresholds low as long as most unlabeled images have no confident label yet."
     )
-    lambda_u: float = setting(1.0, "Weight of the unlabeled loss.", least=0)
-    ratio: int = setting(7, shared.RATIO, least=1)
     align: str = setting("none", shared.ALIGN, metavar=shared.ALIGN_CHOICES)
-    prediction_decay: float = setting(0.999, shared.DECAY, within=(0, 1))
-    balance: shared.Balance = setting("none", shared.BALANCE, of_steps=shared.is_balanced)
-    passes: shared.Passes = setting("official", shared.PASSES)
-
-    views = ("weak", "strong")
-    run_defaults = shared.RECIPE
-
-    def __post_init__(self) -> None:
-        shared.frequencies(self.align)
-
-    @property
-    def heads(self) -> Mapping[str, int]:
-        return shared.plain_head(self.balance)
-
-    def draw(self, rng: np.random.Generator, batch_size: int) -> Draws:
-        return shared.balance_draws(self.balance, rng, batch_size, self.ratio)
 
     def state(self, data: DataInfo) -> dict[str, Tensor]:
         counts = torch.zeros(data.classes + 1, dtype=torch.int64, device=data.device)
@@ -60,8 +40,7 @@ class FlexMatch(Method):
             "labels": torch.full((data.unlabeled,), -1, device=data.device),
             "counts": counts,
             "learned": torch.zeros_like(data.prior),
-            **shared.alignment(self.align, data),
-            **shared.balance_shares(self.balance, data),
+            **super().state(data),
         }
 
     def loss(self, model: Predictor, batch: Batch, draws: Tensors, progress: Progress, state: Tensors) -> Step:

@@ -2,48 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mixmatch import functional
-from mixmatch.draws import Draws
 from mixmatch.methods import pseudo_labels as shared
-from mixmatch.methods.base import Batch, DataInfo, Method, Predictor, Progress, Step, Tensors, setting
+from mixmatch.methods.base import Batch, DataInfo, Predictor, Progress, Step, Tensors, setting
 
 
 @dataclass(frozen=True)
-class FreeMatch(Method):
+class FreeMatch(shared.PseudoLabeling):
     """One threshold for all classes is the moving average of confidence; a class's own is lower if that class is
     predicted less than the most frequent one. The averages take in a step before it uses them."""
 
-    lambda_u: float = setting(1.0, "Weight of the unlabeled loss.", least=0)
     fairness: float = setting(0.01, "Weight of the loss that keeps predictions spread over the classes.", least=0)
     least_threshold: float = setting(0.0, "No class has a threshold below this.", within=(0, 1))
     most_threshold: float = setting(1.0, "No class has a threshold above this.", within=(0, 1))
-    ratio: int = setting(7, shared.RATIO, least=1)
-    prediction_decay: float = setting(0.999, shared.DECAY, within=(0, 1))
-    balance: shared.Balance = setting("none", shared.BALANCE, of_steps=shared.is_balanced)
-    passes: shared.Passes = setting("official", shared.PASSES)
-
-    views = ("weak", "strong")
-    run_defaults = shared.RECIPE
-
-    @property
-    def heads(self) -> Mapping[str, int]:
-        return shared.plain_head(self.balance)
-
-    def draw(self, rng: np.random.Generator, batch_size: int) -> Draws:
-        return shared.balance_draws(self.balance, rng, batch_size, self.ratio)
 
     def state(self, data: DataInfo) -> dict[str, Tensor]:
         uniform = torch.full_like(data.prior, 1 / data.classes)
         averages = {"confidence": uniform[0], "predicted": uniform, "histogram": uniform}
-        return {**averages, **shared.balance_shares(self.balance, data)}
+        return {**averages, **super().state(data)}
 
     def loss(self, model: Predictor, batch: Batch, draws: Tensors, progress: Progress, state: Tensors) -> Step:
         z, balanced = shared.predict(model, batch.x, batch.u, self.passes, self.balance)

@@ -1,10 +1,11 @@
-"""What FixMatch and its successors share: the pass over their three kinds of rows, distribution alignment, and the
-auxiliary balanced classifier. Each method is a page of its own beside it."""
+"""What FixMatch and its successors share: their settings, the pass over their three kinds of rows, distribution
+alignment, and the auxiliary balanced classifier. Each method is a page of its own beside it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 from mixmatch import functional
 from mixmatch.draws import Draws
 from mixmatch.errors import MixMatchError
-from mixmatch.methods.base import DataInfo, Predictor, Progress, Tensors, targets_and_logits
+from mixmatch.methods.base import DataInfo, Method, Predictor, Progress, Tensors, setting, targets_and_logits
 
 RECIPE: Mapping[str, Any] = {
     "optimizer": "sgd",
@@ -28,12 +29,6 @@ RECIPE: Mapping[str, Any] = {
 
 Passes = Literal["official", "fused"]
 Balance = Literal["none", "abc"]
-
-RATIO = "Unlabeled images per labeled one (mu)."
-PASSES = (
-    "`official` learns from one batch of all images, with one batch norm. On CUDA `fused` leaves out the gradients "
-    "that reach the weak views through its statistics, which is faster; elsewhere it is the same."
-)
 
 
 # ---------------------------------------------------------------- the passes
@@ -75,7 +70,6 @@ ALIGN = (
     "Class frequencies that predictions are scaled towards: `none`; `labels`, those of the labels; `uniform`; `model`, "
     "the average prediction for labeled images; or the frequencies themselves, by class, as in 0.5,0.3,0.2."
 )
-DECAY = "Decay of the moving averages over predictions; less for a run of few steps."
 ALIGN_CHOICES = "NAME|P1,P2,..."
 
 
@@ -136,17 +130,6 @@ CONFIDENT = 0.95
 """Predictions of the balanced classifier at least this confident become labels."""
 
 
-BALANCE = (
-    "For uneven labels: `abc` trains the classifier on all classes alike, and another one beside it with the method's "
-    "own loss."
-)
-
-
-def is_balanced(balance: Balance) -> bool:
-    """Whether a share of rows falls over the run."""
-    return balance != "none"
-
-
 def plain_head(balance: Balance) -> dict[str, int]:
     """The network's own classifier is the balanced one, which is evaluated; the method's own loss trains this head."""
     return {"plain": 0} if balance == "abc" else {}
@@ -179,3 +162,46 @@ def balanced_loss(z: Logits | None, y: Tensor, draws: Tensors, progress: Progres
     confidence, label = z.weak.softmax(dim=-1).max(dim=-1)
     kept_u = (confidence >= CONFIDENT) & (draws["keep_u"] < 1 - progress.ramp(1.0) * (1 - share[label]))
     return loss_x + functional.pseudo_label_loss(z.strong, label, kept_u.to(y.dtype))
+
+
+# ---------------------------------------------------------------- the methods
+
+
+@dataclass(frozen=True, kw_only=True)
+class PseudoLabeling(Method):
+    """A method that learns the strong view's label from the weak view, with FixMatch's recipe. Subclasses say which
+    labels count, and how much."""
+
+    lambda_u: float = setting(1.0, "Weight of the unlabeled loss.", least=0)
+    ratio: int = setting(7, "Unlabeled images per labeled one (mu).", least=1)
+    prediction_decay: float = setting(
+        0.999, "Decay of the moving averages over predictions; less for a run of few steps.", within=(0, 1)
+    )
+    balance: Balance = setting(
+        "none",
+        "For uneven labels: `abc` trains the classifier on all classes alike, and another one beside it with the "
+        "method's own loss.",
+        of_steps=lambda balance: balance != "none",  # a share of rows falls over the run
+    )
+    passes: Passes = setting(
+        "official",
+        "`official` learns from one batch of all images, with one batch norm. On CUDA `fused` leaves out the gradients "
+        "that reach the weak views through its statistics, which is faster; elsewhere it is the same.",
+    )
+
+    align = "none"  # a method may declare it as a setting
+    views = ("weak", "strong")
+    run_defaults = RECIPE
+
+    def __post_init__(self) -> None:
+        frequencies(self.align)
+
+    @property
+    def heads(self) -> Mapping[str, int]:
+        return plain_head(self.balance)
+
+    def draw(self, rng: np.random.Generator, batch_size: int) -> Draws:
+        return balance_draws(self.balance, rng, batch_size, self.ratio)
+
+    def state(self, data: DataInfo) -> dict[str, Tensor]:
+        return {**alignment(self.align, data), **balance_shares(self.balance, data)}

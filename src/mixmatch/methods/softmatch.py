@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from mixmatch import functional
-from mixmatch.draws import Draws
 from mixmatch.methods import pseudo_labels as shared
-from mixmatch.methods.base import Batch, DataInfo, Method, Predictor, Progress, Step, Tensors, setting
+from mixmatch.methods.base import Batch, DataInfo, Predictor, Progress, Step, Tensors, setting
 
 
 @dataclass(frozen=True)
-class SoftMatch(Method):
+class SoftMatch(shared.PseudoLabeling):
     """Weights are a Gaussian cut off at the mean: moving averages of confidence and of its variance, which take in a
     step before it uses them. Alignment affects the weights alone; labels come from the predictions as they are."""
 
     n_sigma: float = setting(2.0, "The Gaussian's deviation is confidence's divided by this.", above=0)
-    lambda_u: float = setting(1.0, "Weight of the unlabeled loss.", least=0)
-    ratio: int = setting(7, shared.RATIO, least=1)
     align: str = setting("uniform", shared.ALIGN, metavar=shared.ALIGN_CHOICES)
-    prediction_decay: float = setting(0.999, shared.DECAY, within=(0, 1))
-    balance: shared.Balance = setting("none", shared.BALANCE, of_steps=shared.is_balanced)
-    passes: shared.Passes = setting("official", shared.PASSES)
-
-    views = ("weak", "strong")
-    run_defaults = shared.RECIPE
-
-    def __post_init__(self) -> None:
-        shared.frequencies(self.align)
-
-    @property
-    def heads(self) -> Mapping[str, int]:
-        return shared.plain_head(self.balance)
-
-    def draw(self, rng: np.random.Generator, batch_size: int) -> Draws:
-        return shared.balance_draws(self.balance, rng, batch_size, self.ratio)
 
     def state(self, data: DataInfo) -> dict[str, Tensor]:
         mean = torch.full_like(data.prior[0], 1 / data.classes)
         gaussian = {"mean": mean, "variance": torch.ones_like(mean)}
-        return {**gaussian, **shared.alignment(self.align, data), **shared.balance_shares(self.balance, data)}
+        return {**gaussian, **super().state(data)}
 
     def loss(self, model: Predictor, batch: Batch, draws: Tensors, progress: Progress, state: Tensors) -> Step:
         z, balanced = shared.predict(model, batch.x, batch.u, self.passes, self.balance)

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mixmatch import functional
-from mixmatch.draws import Draws
 from mixmatch.methods import pseudo_labels as shared
-from mixmatch.methods.base import Batch, DataInfo, Method, Predictor, Progress, Step, Tensors, setting
+from mixmatch.methods.base import Batch, Predictor, Progress, Step, Tensors, setting
 
 
 @dataclass(frozen=True)
-class UDA(Method):
+class UDA(shared.PseudoLabeling):
     """As in its authors' code, with FixMatch's optimizer and averaging: soft targets from the live weights, for images
     whose prediction is confident before it is sharpened."""
 
     threshold: float = setting(0.8, "Predictions more confident than this are learned from.", within=(0, 1))
     T: float = setting(0.4, "Sharpening temperature.", least=0)
-    lambda_u: float = setting(1.0, "Weight of the unlabeled loss.", least=0)
-    ratio: int = setting(7, shared.RATIO, least=1)
     tsa: Literal["none", "linear", "exp", "log"] = setting(
         "none",
         "Training signal annealing: leave out labeled images whose class is more probable than a limit, which rises "
@@ -33,25 +28,6 @@ class UDA(Method):
         of_steps=lambda tsa: tsa != "none",
     )
     align: str = setting("none", shared.ALIGN, metavar=shared.ALIGN_CHOICES)
-    prediction_decay: float = setting(0.999, shared.DECAY, within=(0, 1))
-    balance: shared.Balance = setting("none", shared.BALANCE, of_steps=shared.is_balanced)
-    passes: shared.Passes = setting("official", shared.PASSES)
-
-    views = ("weak", "strong")
-    run_defaults = shared.RECIPE
-
-    def __post_init__(self) -> None:
-        shared.frequencies(self.align)
-
-    @property
-    def heads(self) -> Mapping[str, int]:
-        return shared.plain_head(self.balance)
-
-    def draw(self, rng: np.random.Generator, batch_size: int) -> Draws:
-        return shared.balance_draws(self.balance, rng, batch_size, self.ratio)
-
-    def state(self, data: DataInfo) -> dict[str, Tensor]:
-        return {**shared.alignment(self.align, data), **shared.balance_shares(self.balance, data)}
 
     def loss(self, model: Predictor, batch: Batch, draws: Tensors, progress: Progress, state: Tensors) -> Step:
         z, balanced = shared.predict(model, batch.x, batch.u, self.passes, self.balance)
