@@ -1,9 +1,49 @@
-"""Numbers and lists in words, for messages; small tables for notebooks."""
+"""Numbers and lists in words, for messages; small tables for notebooks; other people's text, made safe to show."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+
+_HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+"""What a terminal obeys instead of showing it, or shows in another order: control characters but tab and newline, marks
+of direction, and bytes of a file name that are no text."""
+
+_RUN = re.compile(r"'*(?![+-](?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\Z)[=+\-@\t\r\n＝＋－＠]")
+"""The beginning of a cell that a spreadsheet would run, or that has been kept from it. A number is not run."""
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """Text of others, such as a file's name, so that a terminal shows it and nothing else. Escape codes become visible.
+
+    Args:
+        lines: whether newlines may stay.
+
+    >>> print(printable("cat\\x1b[2J.jpg"), printable("a\\nb"), printable("Zoë"))
+    cat\\x1b[2J.jpg a\\nb Zoë
+    """
+    shown = _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return shown if lines else shown.replace("\n", "\\n")
+
+
+def to_cell(value: object) -> str:
+    """A value for a CSV file that may be opened in a spreadsheet: an apostrophe goes before what it would run.
+
+    >>> to_cell("=1+1"), to_cell("cat"), to_cell(-1.5), to_cell("'=1")
+    ("'=1+1", 'cat', '-1.5', "''=1")
+    """
+    text = "" if value is None else str(value)
+    return f"'{text}" if _RUN.match(text) else text
+
+
+def from_cell(text: str) -> str:
+    """The inverse of `to_cell`.
+
+    >>> from_cell("'=1+1"), from_cell("'cat'")
+    ('=1+1', "'cat'")
+    """
+    return text[1:] if text.startswith("'") and _RUN.match(text) else text
 
 
 def count(n: int, noun: str, plural: str | None = None) -> str:

@@ -56,6 +56,19 @@ def test_folder_as_csv(trained: Path, run: Call, tmp_path: Path) -> None:
         assert float(row[2]) == pytest.approx(probabilities.max(), abs=2e-6)
 
 
+def test_no_cell_is_run_by_a_spreadsheet(trained: Path, call: Call, tmp_path: Path, monkeypatch) -> None:
+    """Names of files and of classes, which also head columns. JSON has them as they are."""
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(PIXELS[0]).save("=cmd.png")
+    model = mixmatch.load(trained, device="cpu")
+    model.classes = ("=1+1", *CLASSES[1:])
+    model.save(Path("model.safetensors"))
+    header, row = csv.reader(io.StringIO(call("predict", "model.safetensors", "=cmd.png").out))
+    assert (header[3], row[:2]) == ("'=1+1", ["'=cmd.png", "'=1+1"])
+    (found,) = json.loads(call("predict", "model.safetensors", "=cmd.png", "--json").out)
+    assert (found["file"], found["class"], next(iter(found["probabilities"]))) == ("=cmd.png", "=1+1", "=1+1")
+
+
 def test_files_as_json(trained: Path, call: Call, tmp_path: Path) -> None:
     """Files in the order given; to a file with --output, and then nothing on standard output."""
     files = [tmp_path / f"{row}.png" for row in (5, 3, 4)]

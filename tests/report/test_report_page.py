@@ -10,6 +10,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,13 @@ from mixmatch.classifier import Classifier
 from mixmatch.cli import main
 from mixmatch.data.opened import Basis, Data
 from mixmatch.data.split import make_split
+from mixmatch.data.user.table import read_csv
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.here import run_one
 from mixmatch.report import conclude, gather, render, write_report
 from mixmatch.report.gather import Evaluated, Shown
 from mixmatch.report.page import data_uri
+from mixmatch.report.write import label_next
 from mixmatch.training.gain import Gain, measure_gain
 from mixmatch.training.plan import plan
 from mixmatch.training.progress import Quiet
@@ -134,6 +137,14 @@ def test_mistakes_and_images_to_label(written, read_page, predicted) -> None:
     assert float(rows[0]["score"]) == max(float(row["score"]) for row in rows)
     labeled = json.loads((written[1].parent / "config.json").read_text())["split"]["labeled_rows"]
     assert not {int(row["row"]) for row in rows} & set(labeled)
+
+
+def test_lists_of_images_have_no_cell_that_a_spreadsheet_runs(tmp_path: Path) -> None:
+    shown = Shown(None, "=1.png", "@home", 0.5, score=0.25)
+    listing = label_next(SimpleNamespace(user_data=True, unlabeled=SimpleNamespace(suggestions=[shown])))
+    assert listing == "file,score,predicted,probability\n'=1.png,0.25,'@home,0.5\n"
+    (tmp_path / "labels.csv").write_text(listing)
+    assert list(read_csv(tmp_path / "labels.csv").column("file")) == ["=1.png"]
 
 
 def test_without_baseline_the_test_error_is_the_verdict(digits_run: Path, read_page) -> None:

@@ -24,7 +24,7 @@ from mixmatch.data import TABLES
 from mixmatch.data.user.images import quiet_pillow
 from mixmatch.errors import MixMatchError
 from mixmatch.predict import Prediction, holds_rows, predict_files
-from mixmatch.text import count
+from mixmatch.text import count, to_cell
 
 FEW = 16
 """For so few files no bar is shown."""
@@ -211,10 +211,10 @@ def _target(output: Path | None, *, binary: bool) -> Iterator[IO[Any]]:
 
 def _write_csv(out: IO[str], rows: Iterable[Prediction], classes: Sequence[str], id_column: str | None) -> None:
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*([] if id_column is None else [id_column]), *FIXED, *classes])
+    writer.writerow(map(to_cell, [*([] if id_column is None else [id_column]), *FIXED, *classes]))
     for file, class_name, probability, probabilities, row_id in rows:
-        named = [] if id_column is None else [row_id]
-        writer.writerow([*named, file, class_name, f"{probability:.6g}", *(f"{p:.6g}" for p in probabilities)])
+        named = map(to_cell, [file, class_name] if id_column is None else [row_id, file, class_name])
+        writer.writerow([*named, f"{probability:.6g}", *(f"{p:.6g}" for p in probabilities)])
 
 
 def _write_json(out: IO[str], rows: Iterable[Prediction], classes: Sequence[str], id_column: str | None) -> None:

@@ -15,6 +15,7 @@ from mixmatch.errors import MixMatchError
 from mixmatch.report.gather import Report, Shown, gather
 from mixmatch.report.page import render
 from mixmatch.storage import replace_durably
+from mixmatch.text import to_cell
 from mixmatch.training.gain import Gain
 
 
@@ -73,7 +74,8 @@ def _csv(report: Report, rows: Sequence[Shown]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["file" if report.user_data else "row", "score", "predicted", "probability"])
     for image in rows:
-        writer.writerow([image.name, f"{image.score:.6g}", image.predicted, f"{image.probability:.6g}"])
+        cells = image.name, f"{image.score:.6g}", image.predicted, f"{image.probability:.6g}"
+        writer.writerow(map(to_cell, cells))
     return out.getvalue()
 
 

@@ -26,7 +26,7 @@ from mixmatch.data.user.rows import (
     number_labels,
 )
 from mixmatch.errors import MixMatchError
-from mixmatch.text import count, listed
+from mixmatch.text import count, from_cell, listed
 
 MARKS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
@@ -66,7 +66,7 @@ def read_csv(path: Path) -> TextTable:
             delimiter = max(MARKS, key=lambda mark: len(next(csv.reader([first], delimiter=mark), [])))
             file.seek(0)
             reader = csv.reader(file, delimiter=delimiter)
-            header = tuple(name.strip() for name in next(reader, []))
+            header = tuple(from_cell(name.strip()) for name in next(reader, []))
             _check_header(path, header)
             columns: tuple[list[str], ...] = tuple([] for _ in header)
             lines: list[int] = []
@@ -122,7 +122,7 @@ def read_parquet(path: Path) -> TextTable:
 
 def _cell(value: str, delimiter: str) -> str:
     value = value.strip()
-    return value.replace(",", ".") if delimiter == ";" and DECIMAL_COMMA.fullmatch(value) else value
+    return value.replace(",", ".") if delimiter == ";" and DECIMAL_COMMA.fullmatch(value) else from_cell(value)
 
 
 def _check_header(path: Path, header: Sequence[str]) -> None:
