@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -25,3 +28,30 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, inductor.patch({"compile_threads": 1, "cpp.simdlen": 1}):
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
         yield
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A Ray cluster of one node with a core, in a home of its own; `add_node` adds more. Never `ray stop`, which ends
+    every Ray process of the machine: the cluster ends its own."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'mixmatch[ray]'")
+    from ray.cluster_utils import Cluster
+
+    before = dict(os.environ)
+    home = tempfile.mkdtemp(prefix="ray-")  # names of sockets must be short
+    os.environ.update(HOME=home, RAY_TMPDIR=home, RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0")
+    node = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 100 * 2**20}
+    # A lost node is noticed after a few seconds, not 15.
+    checks = {"initial_delay_ms": 0, "period_ms": 1000, "failure_threshold": 3}
+    node["_system_config"] = {f"health_check_{name}": value for name, value in checks.items()}
+    made = None
+    try:
+        made = Cluster(True, head_node_args=node)
+        yield made
+    finally:
+        ray.shutdown()
+        if made is not None:
+            made.shutdown()
+        os.environ.clear()
+        os.environ.update(before)
+        shutil.rmtree(home, ignore_errors=True)

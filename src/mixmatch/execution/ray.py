@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import socket
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -103,12 +104,21 @@ def connect(address: str) -> Any:
         if address not in ("local", "auto"):
             _knock(address)
         ray.init(address, log_to_driver=False, logging_level="WARNING", **options)
+        _leave_standard_output_alone()
     except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
         reason = re.split(r"\.\s|\n", str(error))[0].rstrip(".") or type(error).__name__
         raise MixMatchError(
             f"no Ray cluster at ray={address} ({reason}): start one as in docs/scale.md, or use ray=local"
         ) from None
     return ray
+
+
+def _leave_standard_output_alone() -> None:
+    """What Ray reports of the cluster, such as a node that was lost, goes to standard error: it would print it among
+    the results. There is no setting for it, so its function is wrapped."""
+    worker: Any = importlib.import_module("ray._private.worker")
+    if (printed := getattr(worker, "print_worker_logs", None)) is not None:
+        worker.print_worker_logs = lambda data, sink, *more: printed(data, sys.stderr, *more)
 
 
 def _knock(address: str) -> None:
