@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -16,7 +15,7 @@ import torch
 from torch import nn
 
 from mixmatch import data as data_
-from mixmatch import methods
+from mixmatch import methods, terminal
 from mixmatch.classifier import Classifier, load_run
 from mixmatch.data import Reading, is_path
 from mixmatch.data.embedding import Callback
@@ -168,7 +167,7 @@ def train_user_data(
     baseline: bool = True,
     cross_validate: bool | None = None,
     bar: Bar,
-    warn: Callable[[str], None] = warnings.warn,
+    warn: Callable[[str], None] = terminal.warn,
 ) -> Trained:
     """Do a run on user data on disk, which is read once, and what follows it: see `report.conclude`."""
     data = _open(work, bar, warn)

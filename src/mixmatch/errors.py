@@ -5,9 +5,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 
+from mixmatch.text import printable
+
 
 class MixMatchError(Exception):
-    """Something the user can fix. The command line prints its message alone and exits with 2."""
+    """Something the user can fix. The command line prints its message alone and exits with 2.
+
+    It names files and classes, which may be called anything: it is one line all the same, and without escape codes.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -20,6 +20,7 @@ from mixmatch.data.user.arrays import read_matrix, to_images
 from mixmatch.data.user.images import UnreadableImage, decode_image, find_images, parallel_map, quiet_pillow
 from mixmatch.data.user.table import read_rows, row_names
 from mixmatch.errors import MixMatchError
+from mixmatch.text import printable
 
 ROWS = (*ARRAYS, *TABLES)
 """The endings of files that hold rows."""
@@ -130,7 +131,7 @@ def _predictions(
                 if on_error is not None:
                     on_error(file, reason)
                 else:
-                    warnings.warn(f"cannot read {file}: {reason}", stacklevel=2)
+                    warnings.warn(printable(f"cannot read {file}: {reason}"), stacklevel=2)
             ids = batch.ids if batch.ids is not None else [None] * len(batch.names)
             for name, row, row_id in zip(batch.names, probabilities, ids, strict=True):
                 best = int(row.argmax())

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from mixmatch import __version__
 from mixmatch.cli.options import ManyValues, PlainCommand, PlainFlags, unwrapped
 from mixmatch.errors import MixMatchError
+from mixmatch.text import printable
 from mixmatch.training.stop import Interrupted
 from mixmatch.training.torchrun import leads
 
@@ -281,5 +282,5 @@ def with_options(message: str, arguments: Iterable[str] = ()) -> str:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"{'' if leads() else 'another process: '}error: {message}", file=sys.stderr)
+    print(f"{'' if leads() else 'another process: '}error: {printable(message)}", file=sys.stderr)
     sys.exit(code)

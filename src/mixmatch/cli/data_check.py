@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -24,6 +23,7 @@ from mixmatch.data.user.check import findings
 from mixmatch.data.user.rows import Finding, UserData
 from mixmatch.errors import MixMatchError
 from mixmatch.settings import resolve
+from mixmatch.terminal import Screen
 from mixmatch.text import count, in_words
 from mixmatch.training.progress import bar
 from mixmatch.training.session import kind_of
@@ -131,7 +131,7 @@ def _check_user_data(name: str, reading: data.Reading, strict: bool, as_json: bo
         show(finding)
     first, command = None, None
     if device is not None:
-        with Console(stderr=True).status("trying a few steps") as status:
+        with Screen(stderr=True).status("trying a few steps") as status:
             counted = lambda n: status.update(f"trying a few steps: {count(n, 'step')} so far")  # noqa: E731
             result, first = cost(user, device, sized=reading.image_size is not None, progress=counted)
         show(result)

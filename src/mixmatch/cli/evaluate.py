@@ -13,6 +13,7 @@ from rich.text import Text
 from mixmatch import report
 from mixmatch.cli import with_options
 from mixmatch.cli.options import DataDir, Device, Json, Moved, Run, Strict, console, print_json, warn, with_reading
+from mixmatch.text import printable
 from mixmatch.training.progress import bar
 
 
@@ -65,7 +66,7 @@ def evaluate(
         return
     table = Table("class", f"{evaluation.verdict.noun}s", "error %", box=box.SIMPLE)
     for name, *numbers in evaluation.table():
-        table.add_row(Text(name), *numbers)
+        table.add_row(Text(printable(name)), *numbers)  # its width is known before it is shown
     screen = console()
     screen.print(table)
     screen.print(str(evaluation), markup=False, soft_wrap=not screen.is_terminal)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mixmatch.cli.options import Run
+from mixmatch.cli.options import Run, show
 from mixmatch.export import CHECKED, Format, export_model
 
 
@@ -34,4 +34,4 @@ def export(
     path, difference = export_model(run, output, kind)
     sizes = " and ".join(map(str, CHECKED))
     checked = f", checked with onnxruntime at batch sizes {sizes} (largest difference {difference or 0:.1e})"
-    print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB){'' if difference is None else checked}")
+    show(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB){'' if difference is None else checked}")

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console
 from typer.core import TyperCommand
 
 from mixmatch.data.user.reading import Reading
 from mixmatch.declare import Setting, settings_of
 from mixmatch.errors import MixMatchError
+from mixmatch.terminal import Screen
+from mixmatch.text import printable
 
 DataDir = Annotated[
     Path | None,
@@ -183,19 +184,24 @@ def parse_part(value: str | None) -> slice:
     return slice(int(number) - 1, None, int(count))
 
 
-def console() -> Console:
+def console() -> Screen:
     """Standard output. A pipe has no width: it is $COLUMNS, else one that does not fold tables."""
-    screen = Console(highlight=False, emoji=False)
+    screen = Screen(highlight=False, emoji=False)
     known = screen.is_terminal or "COLUMNS" in os.environ
-    return screen if known else Console(highlight=False, emoji=False, width=140)
+    return screen if known else Screen(highlight=False, emoji=False, width=140)
 
 
 def print_json(value: object) -> None:
     print(json.dumps(value, indent=2))
 
 
+def show(text: str, end: str = "\n") -> None:
+    """Text on standard output, as it is on a terminal and elsewhere."""
+    print(printable(text, lines=True), end=end)
+
+
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text, lines=True), file=sys.stderr, flush=True)
 
 
 def warn(text: str) -> None:

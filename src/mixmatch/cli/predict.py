@@ -15,7 +15,6 @@ from typing import IO, Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mixmatch.classifier import load_run
@@ -24,6 +23,7 @@ from mixmatch.data import TABLES
 from mixmatch.data.user.images import quiet_pillow
 from mixmatch.errors import MixMatchError
 from mixmatch.predict import Prediction, holds_rows, predict_files
+from mixmatch.terminal import Plain, Screen
 from mixmatch.text import count, to_cell
 
 FEW = 16
@@ -121,7 +121,7 @@ class _Bar:
     """A bar on a terminal, and a line on standard error for each file that cannot be read."""
 
     def __init__(self, noun: str, shown: bool) -> None:
-        self.console = Console(stderr=True)
+        self.console = Screen(stderr=True)
         self.shown = shown and sys.stderr.isatty() and not self.console.is_dumb_terminal
         self.warned = False
         columns = (
@@ -192,10 +192,11 @@ def _write(
 
 
 @contextmanager
-def _target(output: Path | None, *, binary: bool) -> Iterator[IO[Any]]:
+def _target(output: Path | None, *, binary: bool) -> Iterator[Any]:
     """A Parquet file is of no use before its end is written, so it gets its name only then."""
     if output is None:
-        yield sys.stdout
+        # A terminal would obey the escape codes of a file's name; a program wants the name as it is.
+        yield Plain(sys.stdout) if sys.stdout.isatty() else sys.stdout
     elif not binary:
         with output.open("w", encoding="utf-8", errors="surrogateescape", newline="") as out:
             yield out

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from mixmatch.cli.options import DataDir, Device, Json, Moved, Run, console, print_json
 from mixmatch.cli.verdict import show_verdict
 from mixmatch.report import Report, write_report
+from mixmatch.terminal import Screen
 
 
 def report(
@@ -35,7 +35,7 @@ def report(
 
       mixmatch report runs/photos --data /mnt/photos
     """
-    with Console(stderr=True).status("predicting the run's images"):
+    with Screen(stderr=True).status("predicting the run's images"):
         found, page, to_label = write_report(run, output, data=moved, data_dir=data_dir, device=device)
     if as_json:
         print_json(_summary(found, page, to_label))

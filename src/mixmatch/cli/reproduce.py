@@ -24,6 +24,7 @@ from mixmatch.cli.options import (
     parse_part,
     print_json,
     say,
+    show,
     warn,
 )
 from mixmatch.errors import MixMatchError, unknown
@@ -119,7 +120,7 @@ def reproduce(
         reasons = [{"run": planned.name, "reason": reason} for planned, reason in failed]
         print_json({"records": ours, "failed": reasons})
     else:
-        print(text)
+        show(text)
         if part is None:
             say(f"report: {results / f'{table}.md'}")
     for planned, reason in failed:
@@ -199,4 +200,4 @@ def _label_guessing(run: Path | None, results: Path, data_dir: Path | None, devi
     K, T = settings.method_settings.get("K", 2), settings.method_settings.get("T", 0.5)
     path = results / f"{FIGURE}.png"
     figures.label_guessing(load_run(run, device), image, augment, K, T, settings.seed, path)
-    print(path)
+    show(str(path))

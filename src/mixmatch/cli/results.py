@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mixmatch.cli.options import say, warn
+from mixmatch.cli.options import say, show, warn
 from mixmatch.errors import MixMatchError
 from mixmatch.experiments import figures, paper_tables, records
 
@@ -41,7 +41,7 @@ def results(
         raise MixMatchError(f"there is no folder of records {folder}")
     text = paper_tables.results_page(records.load_all(folder, warn))
     if output is None:
-        print(text, end="")
+        show(text, end="")
     else:
         try:
             output.write_text(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from mixmatch.cli.options import console
+from mixmatch.cli.options import console, show
 from mixmatch.report.verdict import Verdict
 
 
@@ -14,7 +14,7 @@ def show_verdict(verdict: Verdict) -> None:
     steps = [("next" if i == 1 else "", f"{i}. {step}") for i, step in enumerate(verdict.next_steps, 1)]
     lines, screen = [*verdict.parts, *steps], console()
     if not screen.is_terminal:
-        print(*(f"{name + ': ' if name else '      '}{text}" for name, text in lines), sep="\n")
+        show("\n".join(f"{name + ': ' if name else '      '}{text}" for name, text in lines))
         return
     table = Table.grid(padding=(0, 2, 0, 0))
     for name, text in lines:

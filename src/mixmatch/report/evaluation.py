@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from mixmatch import measure
+from mixmatch import measure, terminal
 from mixmatch.classifier import Classifier, load_run
 from mixmatch.data import TABLES, Reading, read_labeled
 from mixmatch.data.opened import Basis
@@ -98,7 +97,7 @@ def evaluate(
     strict: bool = False,
     device: str = "auto",
     network: nn.Module | None = None,
-    warn: Callable[[str], None] = warnings.warn,
+    warn: Callable[[str], None] = terminal.warn,
     progress: Callable[[int, int], None] | None = None,
     **reading: Any,
 ) -> Evaluation:

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
+from mixmatch.terminal import Screen
 from mixmatch.text import duration
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Terminal(Reporter):
 class Bars(Progress):
     """A bar for each run, and a line of values below it: together they are too wide for 80 columns."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Screen) -> None:
         self._screen = console
         super().__init__(
             TextColumn("{task.description}", style="bold", markup=False),
@@ -135,7 +136,7 @@ class Log(Reporter):
     """A line per evaluation and one every half minute in between, but not more than one in five seconds. Of the values
     a line has as many as fit."""
 
-    def __init__(self, console: Console, beside: str = "") -> None:
+    def __init__(self, console: Screen, beside: str = "") -> None:
         self._console, self._beside = console, beside
         self._last, self._title = 0.0, ""
         self._pace = Pace(0, 0)
@@ -236,7 +237,7 @@ _bars: Bars | None = None
 def on_stderr(beside: str = "") -> Reporter:
     """A bar on a terminal, lines in a file. Runs side by side share the screen; `beside` is what distinguishes one."""
     global _bars
-    console = Console(stderr=True)
+    console = Screen(stderr=True)
     if not sys.stderr.isatty() or console.is_dumb_terminal:
         return Log(console, beside)
     if not beside:
@@ -248,6 +249,6 @@ def on_stderr(beside: str = "") -> Reporter:
 @contextmanager
 def bar(title: str, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal, for work that counts images; gone when the work is done."""
-    with Progress(console=Console(stderr=True), transient=True, disable=not (shown and sys.stderr.isatty())) as screen:
+    with Progress(console=Screen(stderr=True), transient=True, disable=not (shown and sys.stderr.isatty())) as screen:
         task = screen.add_task(title, total=None)
         yield lambda done, total: screen.update(task, completed=done, total=total)

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from mixmatch.data.cache import cache_folder
 from mixmatch.errors import MixMatchError
 from mixmatch.storage import temporary
+from mixmatch.text import printable
 
 PIECE = 4 << 20
 """Bytes read at a time: the memory that decoding takes, whatever the size of the file."""
@@ -73,7 +74,7 @@ class Verdict:
 
 
 def print_warning(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr)
+    print(printable(f"warning: {message}"), file=sys.stderr)
 
 
 def data_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
@@ -244,7 +245,8 @@ class _Bar:
 
     def __init__(self, title: str) -> None:
         from rich import progress
-        from rich.console import Console
+
+        from mixmatch.terminal import Screen
 
         self._progress = progress.Progress(
             progress.TextColumn("{task.description}"),
@@ -252,7 +254,7 @@ class _Bar:
             progress.DownloadColumn(),
             progress.TransferSpeedColumn(),
             progress.TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=Screen(stderr=True),
         )
         self._task = self._progress.add_task(title, total=None)
         self._progress.start()
