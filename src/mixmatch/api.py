@@ -16,9 +16,10 @@ from torch import nn
 
 from mixmatch import data as data_
 from mixmatch import methods, terminal
+from mixmatch.callbacks.base import Callback, following
 from mixmatch.classifier import Classifier, load_run
 from mixmatch.data import Reading, is_path
-from mixmatch.data.embedding import Callback
+from mixmatch.data.embedding import Callback as Shown
 from mixmatch.data.opened import Data
 from mixmatch.data.source import Source
 from mixmatch.data.split import Split
@@ -34,7 +35,7 @@ from mixmatch.training.run import RunFolder, RunRecord
 from mixmatch.training.session import Work
 from mixmatch.training.torchrun import leads
 
-Bar = Callable[[str], AbstractContextManager[Callback | None]]
+Bar = Callable[[str], AbstractContextManager[Shown | None]]
 """Shows work that counts rows, under a title."""
 
 
@@ -62,6 +63,7 @@ def train(
     baseline: bool | None = None,
     cross_validate: bool | None = None,
     reporter: Reporter | None = None,
+    callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> RunRecord:
     """Train a classifier; the run is a folder that holds the model, its metrics and all it takes to resume.
@@ -97,6 +99,7 @@ def train(
         cross_validate: user data on disk: also train without each fold of the labels, to evaluate and to find wrong
             labels; by default for features, if nothing else evaluates the model.
         reporter: what to show meanwhile; by default a progress bar on a terminal.
+        callbacks: what else follows the run: `mixmatch.callbacks.MLflow()`, `WandB()`, a `Callback` of your own.
         **settings: any of `mixmatch.settings.Settings` and of the method: `labels`, `seed`, `steps`, `batch_size`,
             `lambda_u`, ... What is not given is what the paper used for this data set.
 
@@ -142,14 +145,20 @@ def train(
         split=split,
         reporter=reporter,
     )
-    work = replace(work, shared=True)
-    if isinstance(data, str) and is_path(data):
-        shown = partial(bar, shown=reporter is None and leads())
-        return train_user_data(work, baseline=baseline is not False, cross_validate=cross_validate, bar=shown).record
+    on_disk = isinstance(data, str) and is_path(data)
     for name, given in {"baseline": baseline, "cross_validate": cross_validate}.items():
-        if given:
+        if given and not on_disk:
             raise MixMatchError(f"{name}= is for your own data on disk, not for '{work.job.settings.data}'")
-    return here.run_one(work)
+    with following(callbacks, work.job.out) as events:
+        work = replace(work, shared=True, also=(events,))
+        if on_disk:
+            shown = partial(bar, shown=reporter is None and leads())
+            trained = train_user_data(work, baseline=baseline is not False, cross_validate=cross_validate, bar=shown)
+            record = trained.record
+        else:
+            record = here.run_one(work)
+        events.finish(record)
+    return record
 
 
 class Trained(NamedTuple):

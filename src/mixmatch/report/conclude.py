@@ -75,6 +75,6 @@ def _gain(work: Work, data: Data, alone: Settings, given: tuple[str, ...]) -> Ga
     job = work.job
     folder = job.out / "baseline"
     again = replace(job, settings=alone, out=folder, given=given, resume=True, checkpoint=None)
-    run_one(replace(work, job=again, data=data, method=None, network=copy.deepcopy(work.network), note=""))
+    run_one(replace(work, job=again, data=data, method=None, network=copy.deepcopy(work.network), also=(), note=""))
     trained, baseline = (load_run(path, job.device, copy.deepcopy(work.network)) for path in (job.out, folder))
     return measure_gain(trained, baseline, data.source.test)

@@ -103,6 +103,8 @@ class Work:
     network: nn.Module | None = None
     method: Method | None = None
     reporter: progress.Reporter | None = None
+    also: tuple[progress.Reporter, ...] = ()
+    """Who else follows this run, and no other that comes with it."""
     note: str = ""
     """What to say when the run begins."""
     shared: bool = False
@@ -387,7 +389,7 @@ def _running(
             saved = None
             run.write_config(about)
         world.barrier()  # the others read the checkpoint next
-        shown = progress.Several(reporter, progress.TensorBoard(run.path))
+        shown = progress.Several(reporter, progress.TensorBoard(run.path), *work.also)
         seconds = yield from Loop(trainer, run, shown, stop, saved, job.checkpoint_every, watch_for(trainer)).turns()
         run.check_attempt()
         averaged(trainer).save(run.model)
