@@ -351,7 +351,8 @@ SHA256 = {
 
 
 @pytest.mark.skipif(not (REAL / "test_batch.bin").is_file(), reason="no cifar-10-batches-bin in $MIXMATCH_DATA")
-def test_real_cifar10() -> None:
+def test_real_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     warnings: list[str] = []
     source = load("cifar10", strict=True, download=False, warn=warnings.append)
     assert warnings == []

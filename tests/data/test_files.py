@@ -6,6 +6,7 @@ import functools
 import hashlib
 import http.server
 import io
+import json
 import os
 import resource
 import socket
@@ -324,6 +325,20 @@ def test_md5_is_remembered_until_the_file_changes(folder: Path, monkeypatch: pyt
     assert hashed == [path, path]
     (folder / ".mixmatch-cache/md5.json").write_text("{broken")
     assert verify([file], folder)[0].text == "differs"
+
+
+def test_a_strict_check_believes_no_sums_that_came_with_the_data(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "a.bin").write_bytes(CONTENT)
+    file = Published("a.bin", md5(b"other"), "")
+    stat = (folder / "a.bin").stat()
+    (folder / ".mixmatch-cache").mkdir()
+    lie = {"a.bin": [stat.st_size, stat.st_mtime_ns, md5(b"other")]}
+    (folder / ".mixmatch-cache/md5.json").write_text(json.dumps(lie))
+    assert verify([file], folder)[0].text == "as published"
+    assert verify([file], folder, strict=True)[0].text == "differs"
+    with pytest.raises(MixMatchError, match="not the published file"):
+        fetch([file], folder, strict=True)
 
 
 def test_choice_of_layout(folder: Path) -> None:

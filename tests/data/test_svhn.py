@@ -127,9 +127,18 @@ def test_download_and_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         files, "_retrieve", lambda url, path, title: path.write_bytes((published / url.rsplit("/")[-1]).read_bytes())
     )
-    source = load("svhn", folder, strict=True)
+    source = load("svhn", folder)
     expect(source.train, parts["train"])
     assert sorted(path.name for path in folder.iterdir() if path.is_file()) == ["test_32x32.mat", "train_32x32.mat"]
+
+    # Decoded images that come with the right files, and are others, are not believed by a strict check.
+    [decoded] = (folder / ".mixmatch-cache").glob("svhn-train-*.npy")
+    np.save(decoded, 255 - np.load(decoded))
+    assert not np.array_equal(load("svhn", folder).train.inputs, source.train.inputs)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    for _ in range(2):
+        expect(load("svhn", folder, strict=True).train, parts["train"])
+    assert len(list((tmp_path / "home").rglob("svhn-train-*.npy"))) == 1
 
 
 # Damage

@@ -189,12 +189,13 @@ def test_where_compiled_code_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     fast.keep_compiled_code()
     assert os.environ[name] == "chosen"
     monkeypatch.delenv(name)
-    monkeypatch.setenv("MIXMATCH_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("MIXMATCH_DATA", str(tmp_path / "data"))  # may be a stranger's, and compiled code is run
     fast.keep_compiled_code()
-    assert os.environ[name] == str(tmp_path / "data" / ".mixmatch-cache" / "compiled")
+    assert os.environ[name] == str(tmp_path / "cache" / "mixmatch" / "compiled")
+    assert not (tmp_path / "data").exists()
     monkeypatch.delenv(name)
     (tmp_path / "file").touch()  # a folder below it cannot be made
-    monkeypatch.setenv("MIXMATCH_DATA", str(tmp_path / "file" / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     fast.keep_compiled_code()
     assert name not in os.environ

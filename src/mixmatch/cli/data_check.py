@@ -82,7 +82,7 @@ def check(
     source = data.load(name, folder, strict=strict, download=download, warn=print_warning)
     files = [
         {"file": verdict.file.path, "md5": verdict.md5, "published_md5": verdict.file.md5, "verdict": verdict.text}
-        for verdict in verify(choose(data.SOURCES[name].layouts, folder), folder)
+        for verdict in verify(choose(data.SOURCES[name].layouts, folder), folder, strict=strict)
     ]
     parts = {"train": _part(source.train, source.classes), "test": _part(source.test, source.classes)}
     shape = list(source.image_shape)

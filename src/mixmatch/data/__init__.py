@@ -51,8 +51,8 @@ class SourceInfo:
     train: int
     """Labeled images to train on."""
     test: int
-    loader: Callable[[Path, Layout], Source]
-    """Reads the files of a layout that are in the data folder."""
+    loader: Callable[[Path, Layout, bool], Source]
+    """Reads the files of a layout that are in the data folder; if it is strict, without a cache that lies there."""
     unlabeled: int = 0
     """Unlabeled images to train on."""
     layouts: tuple[Layout, ...] = ((),)
@@ -118,7 +118,7 @@ def load(
     layout = choose(info.layouts, folder)
     try:
         fetch(layout, folder, strict=strict, download=download, warn=warn)
-        return info.loader(folder, layout)
+        return info.loader(folder, layout, strict)
     except OSError as error:
         raise MixMatchError(f"cannot read {error.filename or name}: {error.strerror or error}") from error
 

@@ -21,14 +21,19 @@ FORMAT = 1
 """Part of every key: raise it when decoding changes, and old caches are not used."""
 
 
-def cache_folder(data_dir: Path) -> Path:
-    """`DATA/.mixmatch-cache`, or a folder of its own under the user's cache where the data folder is read-only."""
+def user_cache() -> Path:
+    """The user's own cache, which nobody else fills."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mixmatch"
+
+
+def cache_folder(data_dir: Path, *, strict: bool = False) -> Path:
+    """`DATA/.mixmatch-cache`, or a folder of its own under the user's cache where the data folder is read-only, or
+    where a `strict` check must not believe a cache that came with the data."""
     beside = data_dir / ".mixmatch-cache"
-    if _writable(beside):
+    if not strict and _writable(beside):
         return beside
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     # The name holds the data folder's path: two read-only folders must not evict each other's images.
-    return home / "mixmatch" / "decoded" / digest(str(data_dir.resolve()))
+    return user_cache() / "decoded" / digest(str(data_dir.resolve()))
 
 
 def cached_array(
@@ -37,18 +42,19 @@ def cached_array(
     sources: Sequence[Path],
     shape: tuple[int, ...],
     pieces: Iterable[npt.NDArray[np.uint8]],
+    strict: bool = False,
 ) -> npt.NDArray[np.uint8]:
     """The uint8 array of this `shape` whose rows `pieces` yields in order, memory-mapped from the cache.
 
     `pieces` is read only if the `sources` (path, size and time of change) have not been decoded before under this
-    `name`; what an older version of them left is removed.
+    `name`; what an older version of them left is removed. A cache beside the data is not believed if `strict`.
     """
     stats = [(os.path.relpath(path, data_dir), path.stat()) for path in sources]
     key = digest(json.dumps([FORMAT, name, [(path, s.st_size, s.st_mtime_ns) for path, s in stats]]))
     file_name = f"{name}-{key}.npy"
-    if (array := mapped(data_dir / ".mixmatch-cache" / file_name, shape)) is not None:
+    if not strict and (array := mapped(data_dir / ".mixmatch-cache" / file_name, shape)) is not None:
         return array
-    path = cache_folder(data_dir) / file_name
+    path = cache_folder(data_dir, strict=strict) / file_name
     if (array := mapped(path, shape)) is not None:
         return array
     size = f"{int(np.prod(shape)) / 1e6:,.0f} MB of decoded images"

@@ -127,7 +127,7 @@ def _load_test(name: str, folder: Path, strict: bool) -> tuple[Rows, tuple[str, 
         return source.test, source.classes
     try:
         fetch((svhn.TEST,), folder, strict=strict)
-        return svhn.load_test(folder), svhn.CLASSES
+        return svhn.load_test(folder, strict), svhn.CLASSES
     except OSError as error:
         raise MixMatchError(f"cannot read {error.filename or name}: {error.strerror or error}") from error
 

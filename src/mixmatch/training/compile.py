@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixmatch.data.cache import cache_folder
-from mixmatch.data.published.files import data_folder
+from mixmatch.data.cache import user_cache
 from mixmatch.methods.base import Step, Tensors
 from mixmatch.networks import cuda
 from mixmatch.settings import Precision
@@ -65,13 +64,13 @@ def compiled_account() -> Callable[[Tensor, list[Tensor], Tensor, Tensor, Tensor
 
 
 def keep_compiled_code() -> None:
-    """Keep compiled code for the next start, next to the data sets, unless a folder is chosen already or ours cannot be
-    written to: then the compiler uses its own."""
+    """Keep compiled code for the next start, in the user's own cache, unless a folder is chosen already or ours cannot
+    be written to: then the compiler uses its own. Never next to the data, which may come from anybody: it would run."""
     if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
         return
-    folder = cache_folder(data_folder()) / "compiled"
+    folder = user_cache() / "compiled"
     with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 

@@ -143,7 +143,7 @@ def open_data(
         source = data_.load(settings.data, data_dir, strict=strict)
         split = split_of(source, settings)
         data = Data(source, split, Basis(f"its {len(split.test):,} test images"))
-        return embedded(data, settings, device, cache_folder(data_folder(data_dir)))
+        return embedded(data, settings, device, cache_folder(data_folder(data_dir), strict=strict))
     read = data_.read_user_data(Path(settings.data), data_.Reading.of(settings.data_options))
     return user_data(read, settings, device)
 

@@ -88,15 +88,15 @@ class Kind:
     labels_key: str
     names_key: str
 
-    def load(self, folder: Path, layout: Layout) -> Source:
+    def load(self, folder: Path, layout: Layout, strict: bool = False) -> Source:
         paths = [folder / file.path for file in layout if not file.optional]
         test = [path for path in paths if path.name.startswith("test")]
         train = [path for path in paths if path not in test]
         return Source(
             name=self.name,
             classes=_class_names(self, folder / layout[-1].path),
-            train=_images(self, folder, f"{self.name}-train", train),
-            test=_images(self, folder, f"{self.name}-test", test),
+            train=_images(self, folder, f"{self.name}-train", train, strict),
+            test=_images(self, folder, f"{self.name}-test", test, strict),
         )
 
 
@@ -122,12 +122,12 @@ Batch = tuple[npt.NDArray[np.int64], Iterable[Pixels]]
 """One file: its labels, and its images as rows of 3,072 bytes, those of a binary file read when asked for."""
 
 
-def _images(kind: Kind, folder: Path, name: str, paths: list[Path]) -> Rows:
+def _images(kind: Kind, folder: Path, name: str, paths: list[Path], strict: bool) -> Rows:
     read = _binary_batch if paths[0].suffix == ".bin" else _python_batch
     batches = [read(kind, path) for path in paths]
     labels = np.concatenate([labels for labels, _ in batches])
     pieces = (rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for _, images in batches for rows in images)
-    return Rows(cached_array(folder, name, paths, (len(labels), 32, 32, 3), pieces), labels)
+    return Rows(cached_array(folder, name, paths, (len(labels), 32, 32, 3), pieces, strict), labels)
 
 
 def _class_names(kind: Kind, path: Path) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ TEST = 500
 """The last in file order: the file goes writer by writer, so few writers are on both sides."""
 
 
-def load(folder: Path, layout: Layout) -> Source:
+def load(folder: Path, layout: Layout, strict: bool = False) -> Source:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

@@ -119,20 +119,21 @@ def fetch(
             with _downloaded(wanted[0].path, origin, wanted[0].md5, data_dir, download) as part:
                 part.replace(data_dir / wanted[0].path)
         elif (archive := data_dir / origin.name).is_file():
-            _compare(archive, _md5(archive, data_dir), origin.md5, strict, warn)
+            _compare(archive, _md5(archive, data_dir, strict), origin.md5, strict, warn)
             _unpack(archive, archive, wanted, data_dir)
         else:
             with _downloaded(origin.name, origin.url, origin.md5, data_dir, download) as part:
                 _unpack(part, archive, wanted, data_dir)
-    verdicts = verify(files, data_dir)
+    verdicts = verify(files, data_dir, strict=strict)
     for verdict in verdicts:
         _compare(data_dir / verdict.file.path, verdict.md5, verdict.file.md5, strict, warn)
     return verdicts
 
 
-def verify(files: Sequence[Published], data_dir: Path) -> list[Verdict]:
-    """What is in the folder now; nothing is downloaded."""
-    return [Verdict(file, _md5(path, data_dir) if (path := data_dir / file.path).is_file() else None) for file in files]
+def verify(files: Sequence[Published], data_dir: Path, *, strict: bool = False) -> list[Verdict]:
+    """What is in the folder now; nothing is downloaded. If `strict`, every file is read again."""
+    paths = [(file, data_dir / file.path) for file in files]
+    return [Verdict(file, _md5(path, data_dir, strict) if path.is_file() else None) for file, path in paths]
 
 
 def damaged(path: Path, why: str) -> MixMatchError:
@@ -175,8 +176,11 @@ def _compare(path: Path, found: str | None, published: str | None, strict: bool,
     warn(f"{message}; using it as it is")
 
 
-def _md5(path: Path, data_dir: Path) -> str:
-    """A file's md5, remembered in the cache until its size or time of change differ."""
+def _md5(path: Path, data_dir: Path, strict: bool) -> str:
+    """A file's md5, remembered in the cache until its size or time of change differ. What is remembered lies beside the
+    data, and may have come with it: a strict check does not ask it."""
+    if strict:
+        return _hash(path)
     stat = path.stat()
     stamp, name = [stat.st_size, stat.st_mtime_ns], os.path.relpath(path, data_dir)
     memory = cache_folder(data_dir) / "md5.json"

@@ -32,7 +32,7 @@ SIDE = 96
 IMAGE = 3 * SIDE * SIDE
 
 
-def load(folder: Path, layout: Layout) -> Source:
+def load(folder: Path, layout: Layout, strict: bool = False) -> Source:
     where = folder / FOLDER
     train, unlabeled, test = (where / f"{part}_X.bin" for part in ("train", "unlabeled", "test"))
     known, test_labels = _labels(train, where / "train_y.bin"), _labels(test, where / "test_y.bin")
@@ -41,19 +41,19 @@ def load(folder: Path, layout: Layout) -> Source:
     return Source(
         name="stl10",
         classes=_class_names(where / "class_names.txt"),
-        train=Rows(_decoded(folder, "stl10-train", [train, unlabeled], len(labels)), labels),
-        test=Rows(_decoded(folder, "stl10-test", [test], len(test_labels)), test_labels),
+        train=Rows(_decoded(folder, "stl10-train", [train, unlabeled], len(labels), strict), labels),
+        test=Rows(_decoded(folder, "stl10-test", [test], len(test_labels), strict), test_labels),
         folds=folds,
         missing_folds=None if folds else (1000, FOLD_FILE),
         balanced=True,
     )
 
 
-def _decoded(folder: Path, name: str, paths: list[Path], count: int) -> npt.NDArray[np.uint8]:
+def _decoded(folder: Path, name: str, paths: list[Path], count: int, strict: bool) -> npt.NDArray[np.uint8]:
     pieces = (piece for path in paths for piece in records(path, IMAGE))
     # The files are written column by column, as MATLAB keeps images: (N, C, W, H).
     images = (piece.reshape(-1, 3, SIDE, SIDE).transpose(0, 3, 2, 1) for piece in pieces)
-    return cached_array(folder, name, paths, (count, SIDE, SIDE, 3), images)
+    return cached_array(folder, name, paths, (count, SIDE, SIDE, 3), images, strict)
 
 
 def _labels(images: Path, path: Path) -> npt.NDArray[np.int64]:

@@ -29,26 +29,26 @@ DEFLATE = 1032
 """zlib makes no more than this many bytes of one: what claims to hold more than that is damaged."""
 
 
-def load(folder: Path, layout: Layout) -> Source:
+def load(folder: Path, layout: Layout, strict: bool = False) -> Source:
     """Train, with extra after it where the layout has that."""
     train = [folder / file.path for file in layout if file.path != TEST.path]
     name = "svhn-extra" if len(train) > 1 else "svhn"
     return Source(
         name=name,
         classes=CLASSES,
-        train=_images(folder, f"{name}-train", train),
-        test=load_test(folder),
+        train=_images(folder, f"{name}-train", train, strict),
+        test=load_test(folder, strict),
     )
 
 
-def load_test(folder: Path) -> Rows:
-    return _images(folder, "svhn-test", [folder / TEST.path])
+def load_test(folder: Path, strict: bool = False) -> Rows:
+    return _images(folder, "svhn-test", [folder / TEST.path], strict)
 
 
-def _images(folder: Path, name: str, paths: Sequence[Path]) -> Rows:
+def _images(folder: Path, name: str, paths: Sequence[Path], strict: bool) -> Rows:
     labels = np.concatenate([_labels(path) for path in paths])
     pieces = (piece for path in paths for piece in _pixels(path))
-    return Rows(cached_array(folder, name, paths, (len(labels), 32, 32, 3), pieces), labels)
+    return Rows(cached_array(folder, name, paths, (len(labels), 32, 32, 3), pieces, strict), labels)
 
 
 def _labels(path: Path) -> npt.NDArray[np.int64]:
