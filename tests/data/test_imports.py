@@ -10,7 +10,7 @@ PROGRAM = """if True:
     import sys
     import mixmatch.errors
     before = set(sys.modules)
-    import mixmatch.measure, mixmatch.label
+    import mixmatch.measure, mixmatch.label.check, mixmatch.label.features, mixmatch.label.suggest
     import mixmatch.data, mixmatch.data.opened, mixmatch.data.split, mixmatch.data.user.check
     print(*{"torch", "scipy", "sklearn", "requests"} & (set(sys.modules) - before))
 """
