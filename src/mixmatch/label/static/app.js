@@ -1,0 +1,193 @@
+// Puts the parts together: tabs, what is saved, bars on top, and a look at the server every two seconds.
+import { get, post } from "./api.js";
+import { Bench } from "./bench.js";
+import { CheckView } from "./check.js";
+import { askName, decide, exchange, help, menu, remember } from "./dialogs.js";
+import { $, count, h, number, toast } from "./dom.js";
+import { GuessesView } from "./guesses.js";
+import { LabelView } from "./label.js";
+import { Outbox } from "./outbox.js";
+import { Side } from "./side.js";
+import { Store } from "./store.js";
+import { TrainView } from "./train.js";
+
+const POLL = 2000;
+const NAMES = ["label", "guesses", "check", "train"];
+
+const store = new Store();
+const outbox = new Outbox(store, { conflicts: disagree, told: () => saved() });
+let away = false; // the server did not answer the last question
+let fresh = []; // conflicts of this tab that nobody has looked at
+
+// ------------------------------------------------------------------------------------------------------------- tabs
+
+const tab = {
+  current: "label",
+  open(name, filter) {
+    this.current = name;
+    for (const each of NAMES) {
+      $(`#tab-${each}`).setAttribute("aria-selected", String(each === name));
+      $(`#tab-${each}`).tabIndex = each === name ? 0 : -1;
+    }
+    $("#bench").hidden = name === "train";
+    $("#train").hidden = name !== "train";
+    $("#bench").setAttribute("aria-labelledby", `tab-${name}`);
+    history.replaceState(null, "", `#${name}`);
+    if (filter) views.label.filter = filter;
+    views[name].open();
+    if (name !== "train") bench.focus();
+  },
+};
+
+const bench = new Bench(store, outbox);
+bench.help = () => help(bench);
+const side = new Side($(".side"), store, bench);
+const views = {
+  label: new LabelView(store, bench, { tab, side }),
+  guesses: new GuessesView(store, bench, { tab, conflicts: disagree }),
+  check: new CheckView(store, bench, { tab }),
+  train: new TrainView($("#train"), store, bench, { tab }),
+};
+
+for (const name of NAMES) {
+  $(`#tab-${name}`).addEventListener("click", () => tab.open(name));
+  $(`#tab-${name}`).addEventListener("keydown", (event) => {
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!by) return;
+    const next = NAMES[(NAMES.indexOf(name) + by + NAMES.length) % NAMES.length];
+    tab.open(next);
+    $(`#tab-${next}`).focus();
+    event.preventDefault();
+  });
+}
+$("#undo").addEventListener("click", () => (bench.reverse("undo"), bench.focus()));
+$("#redo").addEventListener("click", () => (bench.reverse("redo"), bench.focus()));
+$("#more").addEventListener("click", () => menu($("#more"), [
+  ["Export and import …", () => exchange(store)],
+  [`Your name: ${store.state?.who ?? ""} …`, () => askName(store)],
+  ["Edit the classes …", () => side.manage()],
+  ["Look for new files", () => rescan()],
+  null,
+  ["Keys …", () => help(bench)],
+]));
+
+async function rescan() {
+  try {
+    store.absorb(await post("/api/rescan", {}));
+    toast(`${count(store.state.total, "picture")} in the folder`);
+  } catch (refused) {
+    toast(refused.message);
+  }
+}
+
+// -------------------------------------------------------------------------------------------------- saved, and bars
+
+function saved() {
+  const waiting = outbox.count || outbox.waiting.length;
+  const down = Boolean(outbox.trouble) || away;
+  const line = $("#saved");
+  line.dataset.state = down ? "away" : waiting ? "sending" : "saved";
+  line.textContent = down && waiting ? `${number(waiting)} not saved` : down ? "No server" : waiting ? `Saving ${number(waiting)}` : "Saved";
+  bars(waiting);
+}
+
+let drawn = "";
+function bars(waiting) {
+  const { trouble, refused, unkept } = outbox;
+  const disk = trouble?.status === 507 ? trouble.line : store.state?.disk;
+  const key = JSON.stringify([away, trouble, waiting, refused.length, unkept, fresh.length, disk, store.state?.notes]);
+  if (key === drawn) return;
+  drawn = key;
+  const list = [];
+  const kept = waiting ? `${count(waiting, "label")} ${waiting === 1 ? "is" : "are"} kept in this browser and will be saved when it is back.` : "Everything so far is saved.";
+  const bar = (kind, text, ...acts) => list.push(h("div", { class: kind, role: kind === "away" ? "alert" : "status" }, h("span", {}, text), ...acts));
+  if (trouble?.status === 403 || away === 403) bar("away", `This page may not talk to the server any more. Open the address that mixmatch label prints. ${kept}`);
+  else if (disk) bar("away", `${disk}. ${waiting ? `${count(waiting, "label")} wait in this browser.` : ""}`);
+  else if (trouble || away) bar("away", `The server does not answer. ${kept} Start it again: mixmatch label ${store.state?.folder ?? ""}`);
+  if (unkept) bar("warn", "This browser cannot keep labels while the server is away (its storage is full or switched off). Do not close the page before it says Saved.");
+  for (const change of refused) {
+    bar("warn", `Not saved: ${count(change.n.length, "picture")} as ${change.label ?? "unlabeled"}. ${change.line}`, h("button", { type: "button", onclick: () => (refused.splice(refused.indexOf(change), 1), saved()) }, "Put away"));
+  }
+  if (fresh.length) {
+    const [first] = fresh;
+    bar("warn", `${count(fresh.length, "picture")} got another label from ${first.who} at the same time.`, h("button", { type: "button", id: "decide", onclick: () => (fresh.shift(), decide(store, bench, first.n), saved()) }, "Show both"), h("button", { type: "button", onclick: () => ((fresh = []), saved()) }, "Later"));
+  }
+  const put = new Set(JSON.parse(localStorage.getItem(`mixmatch-notes:${store.listing}`) ?? "[]"));
+  for (const note of store.state?.notes ?? []) {
+    if (put.has(note.key)) continue;
+    bar("warn", note.text, h("button", { type: "button", onclick: () => {
+      localStorage.setItem(`mixmatch-notes:${store.listing}`, JSON.stringify([...put, note.key]));
+      drawn = "";
+      saved();
+    } }, "Good"));
+  }
+  $("#bars").replaceChildren(...list);
+}
+
+function disagree(conflicts) {
+  remember(conflicts);
+  fresh.push(...conflicts);
+  saved();
+}
+
+store.on(() => {
+  const { state } = store;
+  if (!state) return;
+  document.title = `${state.folder}: mixmatch label`;
+  $("#folder").textContent = state.folder;
+  $("#folder").title = state.path;
+  $("#total").textContent = state.scanning ? `${number(state.total)} so far …` : count(state.total, "picture");
+  const [undo, redo] = [bench.done.length > 0 || state.undo, bench.undone.length > 0 || state.redo];
+  $("#undo").disabled = !undo;
+  $("#redo").disabled = !redo;
+  $("#undo").title = `Undo${state.undo && !outbox.waiting.length ? `: ${state.undo.what}` : ""} (Ctrl+Z)`;
+  $("#tab-check").replaceChildren("Check", state.counts.conflicts ? h("span", { class: "n" }, number(state.counts.conflicts)) : "");
+  $("#tab-train").replaceChildren("Train", ["trial", "running", "guessing"].includes(state.train.state) ? h("span", { class: "n" }, state.train.steps ? `${Math.round((100 * state.train.step) / state.train.steps)} %` : "…") : "");
+  views[tab.current].update();
+  saved();
+});
+
+// ---------------------------------------------------------------------------------------------------------- the server
+
+let polling = 0;
+async function poll() {
+  clearTimeout(polling);
+  try {
+    if (store.images === null) await store.reload();
+    store.absorb(await get(`/api/changes?since=${store.seq}`));
+    if (away) outbox.send();
+    away = false;
+  } catch (refused) {
+    if (refused.status === undefined) throw refused;
+    away = refused.status || 1;
+  }
+  saved();
+  schedule();
+}
+
+function schedule() {
+  clearTimeout(polling);
+  if (!document.hidden) polling = setTimeout(poll, POLL);
+}
+
+document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(polling) : poll()));
+window.addEventListener("online", poll);
+
+async function start() {
+  try {
+    await store.load();
+  } catch (refused) {
+    if (refused.status === undefined) throw refused;
+    away = refused.status || 1;
+    saved();
+    setTimeout(start, POLL);
+    return;
+  }
+  away = false;
+  outbox.adopt();
+  const wanted = location.hash.slice(1);
+  tab.open(NAMES.includes(wanted) ? wanted : "label");
+  schedule();
+}
+
+start();

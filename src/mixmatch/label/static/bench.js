@@ -1,0 +1,246 @@
+// The workbench: pictures, a selection, and keys that label it. The tabs Label, Guesses and Check put different lists on it.
+import { $, count, h, number, say, toast } from "./dom.js";
+import { Grid } from "./grid.js";
+import { Single } from "./single.js";
+import { BROKEN, GONE, NONE, SKIP, UNLABELED, UNREADABLE } from "./store.js";
+
+export const MARK_KEYS = { 0: NONE, x: BROKEN, z: SKIP };
+
+export class Bench {
+  constructor(store, outbox) {
+    Object.assign(this, { store, outbox });
+    this.view = null;
+    this.done = []; // what this tab did, for an undo that shows at once; the server has the whole story
+    this.undone = [];
+    this.alone = false; // one picture fills the bench
+    this.keysOn = localStorage.getItem("mixmatch-keys") !== "off";
+    this.grid = new Grid($("#grid"), {
+      look: (n, index) => this.look(n, index),
+      open: (index) => this.enter(index),
+      changed: () => this.selection(),
+      size: Number(localStorage.getItem("mixmatch-size")) || 148,
+    });
+    this.single = new Single($("#single"), store, { turn: (by) => this.turn(by), close: () => this.toGrid() });
+    store.on(() => this.refresh());
+    for (const box of [$("#grid"), $("#single")]) box.addEventListener("keydown", (event) => this.key(event));
+    document.addEventListener("keydown", (event) => this.anywhere(event));
+  }
+
+  look(n, index) {
+    const { store } = this;
+    const value = store.value(n);
+    const flags = store.flags[n];
+    const extra = this.view?.look?.(n, index) ?? {};
+    const faded = value === SKIP || value === BROKEN || Boolean(flags & (GONE | UNREADABLE));
+    return { src: store.thumb(n), name: store.name[n], tag: store.text(value), color: store.color(value), said: store.text(value) || "no label", faded, ...extra };
+  }
+
+  // Another list on the bench.
+  show(view, items, options) {
+    const other = this.view !== view;
+    this.view = view;
+    this.grid.toggles = Boolean(view.toggles);
+    if (other) {
+      this.grid.selected = new Set();
+      this.alone = false;
+    }
+    this.grid.show(items, other ? { current: -1 } : options);
+    const empty = items.length ? null : view.empty();
+    $("#empty").hidden = Boolean(items.length);
+    $("#empty").replaceChildren(...(empty ?? []));
+    if (!items.length) this.alone = false;
+    this.layout();
+  }
+
+  layout() {
+    const has = this.grid.items.length > 0;
+    $("#grid").hidden = this.alone || !has;
+    $("#single").hidden = !this.alone || !has;
+    $(".banners").hidden = this.alone;
+    for (const button of document.querySelectorAll(".switch [data-view]")) button.setAttribute("aria-pressed", String((button.dataset.view === "single") === this.alone));
+    if (this.alone) this.paintSingle();
+    else this.grid.measure(true);
+    this.selection();
+  }
+
+  focus() {
+    (this.alone ? $("#single") : $("#grid")).focus({ preventScroll: true });
+  }
+
+  toSingle(index = this.grid.current) {
+    if (!this.grid.items.length) return;
+    this.grid.go(index);
+    this.alone = true;
+    this.layout();
+    this.focus();
+  }
+
+  toGrid() {
+    this.alone = false;
+    this.layout();
+    this.grid.render();
+    this.grid.reveal();
+    this.grid.render();
+    this.focus();
+  }
+
+  enter(index) {
+    if (this.view.enter && !this.alone) this.view.enter();
+    else this.toSingle(index);
+  }
+
+  turn(by) {
+    this.grid.go(this.grid.current + by);
+    this.paintSingle();
+  }
+
+  paintSingle() {
+    const { items, current } = this.grid;
+    if (!items.length) return;
+    this.single.show(items[current], { position: number(current + 1), total: items.length, note: this.view.look?.(items[current], current)?.note, following: items[current + 1] });
+  }
+
+  refresh() {
+    if (!this.view) return;
+    this.grid.refresh();
+    if (this.alone) this.paintSingle();
+    this.selection();
+  }
+
+  // What a key would label now: said in words, since it differs between the grid and a single picture.
+  targets() {
+    if (!this.grid.items.length) return [];
+    if (this.alone || this.view.toggles) return [this.grid.n];
+    return this.grid.chosen();
+  }
+
+  selection() {
+    if (!this.view) return;
+    const { grid, store } = this;
+    const size = this.alone || this.view.toggles ? Math.min(1, grid.items.length) : grid.selected.size;
+    const which = this.alone ? "this picture" : this.view.toggles ? "the framed picture" : size === 1 ? "1 selected picture" : `${number(size)} selected pictures`;
+    const n = grid.n;
+    const note = grid.items.length ? this.view.look?.(n, grid.current)?.note : "";
+    const keys = this.keysOn ? (size ? `A key labels ${which}` : "Nothing selected") : "Keys are off";
+    $("#foot").classList.toggle("many", size > 1);
+    $("#foot").replaceChildren(
+      h("b", { id: "which" }, keys),
+      h("span", { class: "file" }, grid.items.length ? store.name[n] : ""),
+      note ? h("span", { id: "why" }, note) : "",
+      h("span", { class: "grow" }),
+      h("span", {}, count(grid.items.length, "picture"), " shown"),
+      h("button", { type: "button", class: "plain small hint", onclick: () => this.help() }, "Keys ", h("kbd", {}, "?")),
+    );
+    this.view.selected?.();
+  }
+
+  // -------------------------------------------------------------------------------------------------------- labeling
+
+  label(value, targets = this.targets(), source = null) {
+    const { store, grid, view } = this;
+    const n = targets.filter((each) => !(store.flags[each] & GONE) && store.value(each) !== value);
+    const what = value === UNLABELED ? "label taken away" : store.text(value);
+    if (n.length) {
+      this.done.push({ n, before: n.map((each) => store.value(each)), value });
+      this.undone = [];
+      this.outbox.add({ kind: "label", n, value, source: source ?? view.source(n.length) });
+    }
+    view.labeled?.(n, value);
+    if (targets.length) {
+      say(`${n.length === 1 ? store.name[n[0]] : count(targets.length, "picture")}: ${what}. Undo with Control Z.`);
+      if (value !== UNLABELED && view.advance !== "stay") this.advance(targets);
+    }
+    grid.refresh();
+    if (this.alone) this.paintSingle();
+    this.selection();
+    this.flash?.(value);
+  }
+
+  // On to the next picture, in lists of work to the next one without a value.
+  advance(targets) {
+    const { grid, store, view } = this;
+    let index = grid.current;
+    if (targets.length > 1) {
+      const labeled = new Set(targets);
+      for (index = grid.items.length - 1; index > 0 && !labeled.has(grid.items[index]); index--);
+    }
+    let next = index + 1;
+    if (view.advance === "unlabeled") while (next < grid.items.length && store.value(grid.items[next]) !== UNLABELED) next++;
+    if (next >= grid.items.length) {
+      view.finished?.();
+      if (targets.length === 1) grid.go(Math.min(index, grid.items.length - 1));
+      return;
+    }
+    grid.go(next);
+  }
+
+  // The last change of this tab is known, so its reverse shows at once; of older ones the server says what it was.
+  reverse(kind) {
+    const [from, to] = kind === "undo" ? [this.done, this.undone] : [this.undone, this.done];
+    const known = from.pop();
+    if (known) to.push(known);
+    const values = known && (kind === "undo" ? known.before : known.n.map(() => known.value));
+    this.outbox.add({ kind, n: known?.n ?? [], values: values ?? [] });
+    if (!known) return;
+    const index = this.grid.items.indexOf(known.n[0]);
+    if (index >= 0 && !this.view.toggles) {
+      this.grid.go(index);
+      if (known.n.length > 1) {
+        const has = new Set(known.n);
+        this.grid.selected = new Set(this.grid.items.filter((n) => has.has(n)));
+      }
+    }
+    this.refresh();
+    toast(`${kind === "undo" ? "Undone" : "Done again"}: ${count(known.n.length, "picture")} ${this.store.text(known.value) || "without label"}`);
+  }
+
+  // ------------------------------------------------------------------------------------------------------------ keys
+
+  // Keys that label work only where the pictures have the focus, and can be switched off.
+  key(event) {
+    if (event.defaultPrevented || event.isComposing || event.altKey) return;
+    if (event.target.closest("button, a, input, select")) return;
+    const took = this.alone ? this.singleKey(event) : this.grid.key(event);
+    if (took || this.valueKey(event)) event.preventDefault();
+  }
+
+  singleKey({ key, ctrlKey, metaKey }) {
+    if (ctrlKey || metaKey) return false;
+    const steps = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1, " ": 1 };
+    if (key in steps) this.turn(steps[key]);
+    else if (key === "Home") this.turn(-this.grid.current);
+    else if (key === "End") this.turn(this.grid.items.length);
+    else if (key === "Escape" || key === "Enter") this.toGrid();
+    else return false;
+    return true;
+  }
+
+  valueKey({ key, ctrlKey, metaKey }) {
+    if (ctrlKey || metaKey) return false;
+    if (key === "Delete" || key === "Backspace") return this.label(UNLABELED), true;
+    if (!this.keysOn || key.length !== 1) return false;
+    const lower = key.toLowerCase();
+    const found = this.store.classes.find((each) => each.key === key) ?? this.store.classes.find((each) => each.key === lower);
+    if (found) this.label(found.id);
+    else if (lower in MARK_KEYS) this.label(MARK_KEYS[lower]);
+    else if (this.view.keys?.[lower]) this.view.keys[lower]();
+    else if (lower === "g") this.alone ? this.toGrid() : this.toSingle();
+    else return false;
+    return true;
+  }
+
+  anywhere(event) {
+    const typing = event.target.closest?.("input, select, textarea, dialog");
+    const control = event.ctrlKey || event.metaKey;
+    if (typing || event.isComposing) return;
+    if (control && event.key.toLowerCase() === "z") this.reverse(event.shiftKey ? "redo" : "undo");
+    else if (control && event.key.toLowerCase() === "y") this.reverse("redo");
+    else if (event.key === "?" && !control) this.help();
+    else if (event.key === "/" && !control && $("#search")) $("#search").focus();
+    else if (event.target === document.body && !$("#bench").hidden) {
+      this.focus(); // a click beside everything took the focus away: the pictures take it back
+      return void this.key(event);
+    } else return;
+    event.preventDefault();
+  }
+}

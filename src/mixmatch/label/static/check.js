@@ -1,0 +1,120 @@
+// The tab Check: labels that may be wrong. Suspects are found without using the picture's own label; near copies with
+// different labels contradict each other; and where two people disagree both answers are shown.
+import { get } from "./api.js";
+import { $, count, h, number, percent, toast } from "./dom.js";
+import { decide } from "./dialogs.js";
+import { CONFLICT } from "./store.js";
+
+export class CheckView {
+  constructor(store, bench, { tab }) {
+    Object.assign(this, { store, bench, tab });
+    this.advance = "next";
+    this.kind = "suspects";
+    this.found = { items: [], copies: [], why: "", ready: true };
+    this.notes = new Map();
+    this.instead = new Map();
+    this.kept = new Set(); // looked at and found right
+    this.chips = h("div", { class: "chips", role: "group", "aria-label": "What may be wrong" });
+    this.words = h("p", {});
+    this.acts = h("div", { class: "acts" });
+    this.panel = h("div", { class: "banner" }, this.words, this.acts);
+    this.keys = { c: () => this.keep() };
+  }
+
+  source() {
+    return "fix";
+  }
+
+  look(n) {
+    return { note: this.notes.get(n), faded: this.kept.has(n) };
+  }
+
+  async open() {
+    $(".tools").replaceChildren(this.chips);
+    $(".banners").replaceChildren();
+    await this.load();
+  }
+
+  async load() {
+    clearTimeout(this.waking);
+    try {
+      this.found = await get("/api/suspects");
+    } catch (refused) {
+      toast(refused.message);
+    }
+    if (!this.found.ready) this.waking = setTimeout(() => this.tab.current === "check" && this.load(), 2000);
+    this.list();
+  }
+
+  conflicting() {
+    return this.store.order.filter((n) => this.store.flags[n] & CONFLICT);
+  }
+
+  list() {
+    if (this.tab.current !== "check") return;
+    const { items, copies } = this.found;
+    const conflicts = this.conflicting();
+    const kinds = [["suspects", "Likely wrong", items.length], ["copies", "Copies that differ", copies.length], ["conflicts", "Two answers", conflicts.length]];
+    this.chips.replaceChildren(...kinds.map(([kind, name, n]) => h("button", { type: "button", "aria-pressed": String(kind === this.kind), onclick: () => ((this.kind = kind), this.list(), this.bench.focus()) }, name, h("span", { class: "n" }, number(n)))));
+    this.notes = new Map();
+    this.instead = new Map();
+    let shown = conflicts;
+    if (this.kind === "suspects") {
+      shown = items.map((item) => item.n);
+      for (const { n, instead, why } of items) {
+        this.notes.set(n, `looks like ${instead}: ${why}`);
+        this.instead.set(n, instead);
+      }
+    } else if (this.kind === "copies") {
+      shown = copies.flatMap((copy) => copy.n);
+      copies.forEach((copy, i) => copy.n.forEach((n) => this.notes.set(n, `pair ${i + 1}: ${copy.why ?? copy.labels.join(" and ")}`)));
+    } else for (const n of shown) this.notes.set(n, "two answers");
+    this.generation = this.store.generation;
+    this.bench.show(this, shown);
+    this.selected();
+  }
+
+  update() {
+    if (this.store.generation !== this.generation) this.list();
+  }
+
+  selected() {
+    const { grid } = this.bench;
+    const { store } = this;
+    $(".banners").replaceChildren(grid.items.length ? this.panel : "");
+    if (!grid.items.length) return;
+    const n = grid.n;
+    const button = (text, key, run, primary) => h("button", { type: "button", class: primary ? "primary" : "", onclick: () => (run(), this.bench.focus()) }, text, key ? h("kbd", {}, key) : "");
+    if (this.kind === "conflicts") {
+      this.words.textContent = "Two people, or two tabs, gave this picture different labels. The first to be saved counts until somebody decides.";
+      this.acts.replaceChildren(h("button", { type: "button", class: "primary", onclick: () => decide(store, this.bench, n) }, "Show both answers"));
+      return;
+    }
+    const said = store.text(store.value(n));
+    const instead = this.instead.get(n);
+    const other = store.classes.find((each) => each.name === instead);
+    this.words.textContent = this.kind === "suspects" ? `Labeled ${said}, ${this.notes.get(n) ?? ""}. ${this.found.why}` : `Labeled ${said}; ${this.notes.get(n) ?? ""}.`;
+    this.acts.replaceChildren(
+      other && instead !== said ? button(`Change to ${instead} `, other.key, () => this.bench.label(other.id, [n]), true) : "",
+      said ? button(`Keep ${said} `, "c", () => this.keep()) : "",
+    );
+  }
+
+  keep() {
+    this.kept.add(this.bench.grid.n);
+    this.bench.grid.go(this.bench.grid.current + 1);
+    this.bench.refresh();
+  }
+
+  finished() {
+    toast("That was the last one.");
+  }
+
+  empty() {
+    const act = (name, run) => h("button", { type: "button", class: "primary", onclick: run }, name);
+    if (!this.found.ready) return [h("h2", {}, "Looking at the labels …"), h("p", {}, "Every label is compared with its neighbors. This takes a moment; go on labeling meanwhile.")];
+    if (this.kind === "conflicts") return [h("h2", {}, "Nobody disagrees"), h("p", {}, "When two people give a picture different labels, both answers are shown here."), act("Go on labeling", () => this.tab.open("label"))];
+    if (this.kind === "copies") return [h("h2", {}, "No copies that differ"), h("p", {}, "Near copies of a picture all have the same label, or none."), act("Go on labeling", () => this.tab.open("label"))];
+    return [h("h2", {}, "No label stands out"), h("p", {}, this.found.why || "No label looks wrong."), act("Go on labeling", () => this.tab.open("label"))];
+  }
+}

@@ -1,0 +1,369 @@
+// A grid over any number of pictures: only the tiles in sight exist. It is a listbox whose focus stays on the scrolling
+// box itself (aria-activedescendant), so tiles may come and go while somebody uses the keyboard or a screen reader.
+import { h } from "./dom.js";
+
+const GAP = 8;
+const MOST_TILES = 96; // three nodes each: larger screens get larger tiles
+const SETTLE = 70; // ms of quiet after a jump before pictures are asked for
+const DRAG = 5; // pixels before a press becomes a drag
+const HOLD = 450; // ms before a touch becomes a selection
+
+export class Grid {
+  // `look(n)` describes a picture: {src, name, tag, color, note, faded}. `open(index)` shows it alone.
+  constructor(box, { look, open, changed, size = 148 }) {
+    Object.assign(this, { box, look, open, changed: changed ?? (() => {}), size });
+    this.items = [];
+    this.selected = new Set();
+    this.current = 0; // the index that has the focus
+    this.anchor = 0; // where a range starts
+    this.tiles = new Map(); // index -> element
+    this.free = [];
+    this.picking = false; // on a touch screen: taps select
+    this.toggles = false; // a click or Space takes a picture in or out, and moving selects nothing
+    this.sizer = h("div", { class: "sizer", role: "presentation" });
+    this.band = h("div", { class: "band", hidden: true });
+    this.sizer.append(this.band);
+    box.replaceChildren(this.sizer);
+    box.setAttribute("role", "listbox");
+    box.setAttribute("aria-multiselectable", "true");
+    box.tabIndex = 0;
+    box.addEventListener("scroll", () => this.scrolled(), { passive: true });
+    box.addEventListener("pointerdown", (event) => this.pressed(event));
+    box.addEventListener("dblclick", (event) => {
+      const index = this.at(event);
+      if (index !== null) this.open(index);
+    });
+    new ResizeObserver(() => this.measure()).observe(box);
+    this.lastTop = 0;
+    this.measure();
+  }
+
+  get n() {
+    return this.items[this.current];
+  }
+
+  // Another list. The current picture and the selection are kept where the new list still has them.
+  show(items, { current = null } = {}) {
+    const before = this.items.length ? this.n : null;
+    this.items = items;
+    for (const [index, tile] of this.tiles) this.drop(index, tile);
+    if (this.selected.size) {
+      const has = new Set(items);
+      for (const n of this.selected) if (!has.has(n)) this.selected.delete(n);
+    }
+    const wanted = current ?? before;
+    const found = wanted === null ? -1 : items.indexOf(wanted);
+    this.current = this.anchor = Math.max(0, found);
+    if (found < 0) this.box.scrollTop = 0;
+    if (!this.selected.size && items.length && !this.toggles) this.selected.add(this.n);
+    this.measure(true);
+    if (found >= 0) this.reveal();
+    this.changed();
+  }
+
+  setSize(size) {
+    this.size = size;
+    this.measure(true);
+    this.reveal();
+  }
+
+  measure(force = false) {
+    const style = getComputedStyle(this.box);
+    const width = this.box.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+    const height = this.box.clientHeight;
+    if (width <= 0 || height <= 0) return;
+    if (!force && width === this.width && height === this.height) return;
+    const fraction = this.rowHeight ? this.box.scrollTop / this.rowHeight : 0;
+    const keep = Math.floor(fraction) * (this.columns ?? 1);
+    Object.assign(this, { width, height });
+    for (let size = this.size; ; size += 8) {
+      this.columns = Math.max(width < 480 ? 3 : 2, Math.floor((width + GAP) / (size + GAP)));
+      this.tile = (width - GAP * (this.columns - 1)) / this.columns;
+      this.rowHeight = this.tile + GAP;
+      if (this.columns * (Math.ceil(height / this.rowHeight) + 2) <= MOST_TILES || this.columns <= 3) break;
+    }
+    this.rows = Math.ceil(this.items.length / this.columns);
+    this.sizer.style.height = `${Math.max(0, this.rows * this.rowHeight - GAP)}px`;
+    if (!force && keep) this.box.scrollTop = Math.floor(keep / this.columns) * this.rowHeight;
+    for (const [index, tile] of this.tiles) this.drop(index, tile); // the sizes are others now
+    this.render();
+  }
+
+  scrolled() {
+    const moved = Math.abs(this.box.scrollTop - this.lastTop);
+    this.lastTop = this.box.scrollTop;
+    clearTimeout(this.settling);
+    const far = moved > this.height; // pictures that only fly past are not asked for
+    if (far) this.settling = setTimeout(() => this.render(), SETTLE);
+    this.render(!far);
+  }
+
+  render(pictures = true) {
+    if (!this.rowHeight) return;
+    const top = Math.max(0, Math.floor(this.box.scrollTop / this.rowHeight) - 1);
+    const bottom = Math.min(this.rows, Math.ceil((this.box.scrollTop + this.height) / this.rowHeight) + 1);
+    const first = top * this.columns;
+    const last = Math.min(this.items.length, bottom * this.columns);
+    for (const [index, tile] of this.tiles) if (index < first || index >= last) this.drop(index, tile);
+    for (let index = first; index < last; index++) {
+      let tile = this.tiles.get(index);
+      if (!tile) {
+        tile = this.free.pop() ?? this.make();
+        this.shuffled = true;
+        this.tiles.set(index, tile);
+        tile.id = `${this.box.id}-${index}`;
+        tile.style.width = tile.style.height = `${this.tile}px`;
+        const [row, column] = [Math.floor(index / this.columns), index % this.columns];
+        tile.style.transform = `translate(${column * (this.tile + GAP)}px, ${row * this.rowHeight}px)`;
+        tile.setAttribute("aria-posinset", index + 1);
+        tile.index = index;
+        tile.n = null;
+      }
+      this.paint(tile, pictures);
+    }
+    for (const tile of this.free) tile.remove();
+    this.free = [];
+    clearTimeout(this.sorting);
+    if (this.shuffled) this.sorting = setTimeout(() => this.sort(), 2 * SETTLE);
+    const active = this.tiles.get(this.current);
+    if (active) this.box.setAttribute("aria-activedescendant", active.id);
+    else this.box.removeAttribute("aria-activedescendant");
+  }
+
+  // Tiles in the order of the list, for those who read the page in the order of its source.
+  sort() {
+    this.shuffled = false;
+    this.sizer.append(...[...this.tiles.values()].sort((a, b) => a.index - b.index));
+  }
+
+  make() {
+    const image = h("img", { alt: "", draggable: "false", decoding: "async", fetchpriority: "low" });
+    const tag = h("span", { class: "tag" });
+    const tile = h("div", { class: "tile", role: "option" }, image, tag);
+    image.addEventListener("error", () => image.hasAttribute("src") && tile.classList.add("broken"));
+    image.addEventListener("load", () => tile.classList.remove("broken"));
+    Object.assign(tile, { image, tag });
+    this.sizer.append(tile);
+    return tile;
+  }
+
+  drop(index, tile) {
+    tile.image.removeAttribute("src"); // also gives up a request that is under way
+    this.tiles.delete(index);
+    this.free.push(tile);
+  }
+
+  paint(tile, pictures = true) {
+    const n = this.items[tile.index];
+    const look = this.look(n, tile.index);
+    if (tile.n !== n) {
+      tile.classList.remove("broken");
+      tile.image.removeAttribute("src");
+      tile.n = n;
+    }
+    if (pictures && tile.image.getAttribute("src") !== look.src) tile.image.src = look.src;
+    if (tile.tag.textContent !== look.tag) tile.tag.textContent = look.tag;
+    tile.tag.dataset.color = look.color ?? "";
+    tile.dataset.note = look.note ?? "";
+    const chosen = this.selected.has(n);
+    tile.classList.toggle("chosen", chosen);
+    tile.classList.toggle("current", tile.index === this.current);
+    tile.classList.toggle("faded", Boolean(look.faded));
+    tile.setAttribute("aria-selected", chosen);
+    tile.setAttribute("aria-setsize", this.items.length);
+    const text = [look.name, look.said ?? look.tag, look.note].filter(Boolean).join(", ");
+    tile.setAttribute("aria-label", text);
+    tile.title = text;
+  }
+
+  refresh() {
+    for (const tile of this.tiles.values()) this.paint(tile);
+  }
+
+  // ------------------------------------------------------------------------------------------------------ selection
+
+  reveal(index = this.current) {
+    const top = Math.floor(index / this.columns) * this.rowHeight;
+    const { scrollTop } = this.box;
+    if (top < scrollTop) this.box.scrollTop = top;
+    else if (top + this.tile > scrollTop + this.height - 16) this.box.scrollTop = top + this.tile - this.height + 24;
+  }
+
+  // Move to an index: alone, as the end of a range from the anchor (`extend`), or without selecting (`only`).
+  go(index, { extend = false, only = false } = {}) {
+    if (!this.items.length) return;
+    this.current = Math.max(0, Math.min(this.items.length - 1, index));
+    if (extend) {
+      this.selected = new Set(this.range(this.anchor, this.current));
+    } else if (!only) {
+      this.selected = new Set([this.n]);
+      this.anchor = this.current;
+    }
+    this.reveal();
+    this.render();
+    this.changed();
+  }
+
+  range(a, b) {
+    return this.items.slice(Math.min(a, b), Math.max(a, b) + 1);
+  }
+
+  toggle(index) {
+    const n = this.items[index];
+    if (!this.selected.delete(n)) this.selected.add(n);
+    this.current = this.anchor = index;
+    this.render();
+    this.changed();
+  }
+
+  all() {
+    this.selected = new Set(this.items);
+    this.refresh();
+    this.changed();
+  }
+
+  none() {
+    this.selected = new Set();
+    this.picking = false;
+    this.refresh();
+    this.changed();
+  }
+
+  // The selected pictures in the order of the grid.
+  chosen() {
+    return this.selected.size === this.items.length ? [...this.items] : this.items.filter((n) => this.selected.has(n));
+  }
+
+  // Keys that move and select, as in a file manager. Says whether it took the key.
+  key(event) {
+    const { key, shiftKey, ctrlKey, metaKey } = event;
+    const control = ctrlKey || metaKey;
+    const page = Math.max(1, Math.floor(this.height / this.rowHeight)) * this.columns;
+    const steps = {
+      ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.columns, ArrowDown: this.columns, PageUp: -page, PageDown: page,
+      Home: -this.current, End: this.items.length - 1 - this.current,
+    };
+    if (key in steps) {
+      const index = this.current + steps[key];
+      const vertical = Math.abs(steps[key]) > 1 && !["Home", "End"].includes(key);
+      if (vertical && key.startsWith("Arrow") && (index < 0 || index >= this.items.length)) return true;
+      this.go(index, { extend: shiftKey, only: this.toggles ? !shiftKey : control && !shiftKey });
+    } else if (control && key.toLowerCase() === "a") this.all();
+    else if (key === " ") this.toggle(this.current);
+    else if (key === "Escape" && this.selected.size) this.none();
+    else if (key === "Enter") this.open(this.current);
+    else return false;
+    return true;
+  }
+
+  // ------------------------------------------------------------------------------------------------ mouse and touch
+
+  at(event) {
+    const tile = event.target.closest?.(".tile");
+    return tile ? tile.index : null;
+  }
+
+  pressed(event) {
+    if (event.button !== 0 || event.offsetX > this.box.clientWidth && event.target === this.box) return;
+    const index = this.at(event);
+    if (event.pointerType === "touch") return this.touched(event, index);
+    event.preventDefault(); // no text selection, no picture dragged away
+    this.box.focus({ preventScroll: true });
+    const control = event.ctrlKey || event.metaKey;
+    const base = control || this.toggles ? new Set(this.selected) : new Set();
+    const start = this.point(event);
+    let dragged = false;
+    let latest = event;
+    const pull = () => {
+      const box = this.box.getBoundingClientRect();
+      const over = latest.clientY < box.top + 24 ? -14 : latest.clientY > box.bottom - 24 ? 14 : 0;
+      if (over) {
+        this.box.scrollTop += over;
+        this.stretch(start, this.point(latest), base);
+      }
+      scrolling = dragged ? requestAnimationFrame(pull) : 0;
+    };
+    let scrolling = 0;
+    const move = (moved) => {
+      latest = moved;
+      const end = this.point(moved);
+      if (!dragged && Math.hypot(end.x - start.x, end.y - start.y) < DRAG) return;
+      if (!dragged) scrolling = requestAnimationFrame(pull);
+      dragged = true;
+      this.stretch(start, end, base);
+    };
+    const up = () => {
+      window.removeEventListener("pointermove", move);
+      window.removeEventListener("pointerup", up);
+      window.removeEventListener("pointercancel", up);
+      cancelAnimationFrame(scrolling);
+      this.band.hidden = true;
+      if (dragged) return;
+      if (index === null) this.toggles || this.none();
+      else if (event.shiftKey) this.go(index, { extend: true });
+      else if (control || this.toggles) this.toggle(index);
+      else this.go(index);
+    };
+    window.addEventListener("pointermove", move);
+    window.addEventListener("pointerup", up);
+    window.addEventListener("pointercancel", up);
+  }
+
+  // A tap shows the picture alone; held down it selects, and from then on taps select.
+  touched(event, index) {
+    if (index === null) return;
+    const began = [event.clientX, event.clientY];
+    let held = false;
+    const hold = setTimeout(() => {
+      held = this.picking = true;
+      this.toggle(index);
+    }, HOLD);
+    const done = (ended) => {
+      clearTimeout(hold);
+      this.box.removeEventListener("pointerup", done);
+      this.box.removeEventListener("pointercancel", done);
+      if (held || ended.type === "pointercancel") return;
+      if (Math.hypot(ended.clientX - began[0], ended.clientY - began[1]) > 10) return;
+      if (this.picking || this.toggles) this.toggle(index);
+      else {
+        this.go(index);
+        this.open(index);
+      }
+    };
+    this.box.addEventListener("pointerup", done);
+    this.box.addEventListener("pointercancel", done);
+  }
+
+  // Where the pointer is, in the coordinates of the whole list.
+  point(event) {
+    const box = this.sizer.getBoundingClientRect();
+    return { x: event.clientX - box.left, y: event.clientY - box.top };
+  }
+
+  stretch(a, b, base) {
+    const [left, right] = [Math.min(a.x, b.x), Math.max(a.x, b.x)];
+    const [top, bottom] = [Math.min(a.y, b.y), Math.max(a.y, b.y)];
+    const { style } = this.band;
+    this.band.hidden = false;
+    style.transform = `translate(${left}px, ${top}px)`;
+    style.width = `${right - left}px`;
+    style.height = `${bottom - top}px`;
+    const pitch = this.tile + GAP;
+    const from = Math.max(0, Math.ceil((left - this.tile) / pitch));
+    const to = Math.min(this.columns - 1, Math.floor(right / pitch));
+    this.selected = new Set(base);
+    const firstRow = Math.max(0, Math.ceil((top - this.tile) / pitch));
+    const lastRow = Math.min(this.rows - 1, Math.floor(bottom / pitch));
+    for (let row = firstRow; row <= lastRow; row++) {
+      for (let column = from; column <= to; column++) {
+        const index = row * this.columns + column;
+        if (index < this.items.length) {
+          this.selected.add(this.items[index]);
+          this.current = index;
+        }
+      }
+    }
+    this.render();
+    this.changed();
+  }
+}

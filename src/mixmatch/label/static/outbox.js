@@ -1,0 +1,180 @@
+// Changes on their way to the disk. Each is written to localStorage before the page shows it and stays there until the
+// server says that it is saved. Every change has a key of its own, so that tabs never overwrite each other's, and an id,
+// so that sending it twice does no harm: whatever a closed or crashed tab left behind is sent by the next one.
+import { newId, post } from "./api.js";
+
+const PREFIX = "mixmatch-outbox:";
+const TOGETHER = 100; // changes per request
+const PATIENCE = 2000; // ms between attempts while the server is away
+
+export class Outbox {
+  constructor(store, { conflicts, told }) {
+    Object.assign(this, { store, conflicts, told });
+    this.waiting = []; // in the order they were made
+    this.refused = []; // the server understood and said no: kept until a person decides
+    this.trouble = null; // {status, line} of the last attempt
+    this.sending = false;
+    this.unkept = false; // localStorage is full or off
+    this.tick = 0;
+  }
+
+  get count() {
+    return this.waiting.reduce((sum, change) => sum + change.n.length, 0);
+  }
+
+  // What earlier tabs left behind, oldest first. A folder whose numbers are others now is matched by file name.
+  adopt() {
+    const found = [];
+    for (const key of Object.keys(localStorage)) {
+      if (!key.startsWith(PREFIX)) continue;
+      try {
+        const change = JSON.parse(localStorage.getItem(key));
+        if (change.path === this.store.state.path) found.push({ ...change, key });
+      } catch {
+        localStorage.removeItem(key); // not ours
+      }
+    }
+    found.sort((a, b) => a.time - b.time || a.tick - b.tick);
+    for (const change of found) if (change.listing !== this.store.listing) this.renumber(change);
+    this.waiting.push(...found);
+    this.overlay();
+    this.send();
+  }
+
+  // Find the pictures again by their names.
+  renumber(change) {
+    this.byName ??= { generation: -1 };
+    if (this.byName.generation !== this.store.generation) {
+      this.byName = { generation: this.store.generation, map: new Map(this.store.name.map((name, n) => [name, n])) };
+    }
+    const kept = change.names ? change.n.map((_, i) => this.byName.map.get(change.names[i])) : [];
+    const where = [...change.n.keys()].filter((i) => kept[i] !== undefined);
+    change.lost = change.n.length - where.length;
+    if (change.before) change.before = where.map((i) => change.before[i]);
+    if (change.values) change.values = where.map((i) => change.values[i]);
+    change.n = where.map((i) => kept[i]);
+    change.listing = this.store.listing;
+    this.keep(change);
+  }
+
+  keep(change) {
+    change.key ??= `${PREFIX}${change.id}`;
+    const { key, ...plain } = change;
+    for (const kept of [plain, { ...plain, names: undefined }]) {
+      try {
+        localStorage.setItem(key, JSON.stringify(kept));
+        return;
+      } catch {
+        // too large with the names: the numbers alone
+      }
+    }
+    this.unkept = true;
+  }
+
+  // `n` pictures get `value`; or, for an undo or redo, the `values` we expect them to have afterwards.
+  add({ kind, n, value, values, source }) {
+    const { store } = this;
+    const change = {
+      id: newId(), kind, n, value, values, source, time: Date.now(), tick: this.tick++,
+      path: store.state.path, listing: store.listing, names: n.map((each) => store.name[each]),
+    };
+    if (kind === "label") {
+      change.label = store.wire(value);
+      change.before = n.map((each) => store.wire(store.value(each)));
+    }
+    this.waiting.push(change);
+    this.keep(change);
+    for (let i = 0; i < n.length; i++) store.pending.set(n[i], values ? values[i] : value);
+    store.tell();
+    this.told();
+    this.send();
+    return change;
+  }
+
+  overlay() {
+    const pending = new Map();
+    for (const { n, value, values } of this.waiting) {
+      for (let i = 0; i < n.length; i++) pending.set(n[i], values ? values[i] : value);
+    }
+    this.store.pending = pending;
+    this.store.tell();
+    this.told();
+  }
+
+  settle(changes) {
+    const gone = new Set(changes);
+    for (const change of changes) localStorage.removeItem(change.key);
+    this.waiting = this.waiting.filter((change) => !gone.has(change));
+    this.overlay();
+    for (const resolve of this.flushed?.splice(0) ?? []) this.flush().then(resolve);
+  }
+
+  // Resolves when nothing waits any more.
+  flush() {
+    if (!this.waiting.length) return Promise.resolve();
+    this.send();
+    return new Promise((resolve) => (this.flushed ??= []).push(resolve));
+  }
+
+  async send() {
+    if (this.sending || !this.waiting.length) return;
+    this.sending = true;
+    clearTimeout(this.again);
+    await null; // keys pressed in the same moment go together
+    while (this.waiting.length) {
+      const batch = this.batch();
+      try {
+        const body = await this.deliver(batch);
+        this.trouble = null;
+        this.store.absorb(body);
+        if (body.conflicts?.length) this.conflicts(body.conflicts);
+        this.settle(batch.filter((change) => change.kind !== "label" || body.saved.includes(change.id)));
+      } catch (refused) {
+        if (refused.status === undefined) throw refused; // a bug of ours, not an answer
+        if (!(await this.resolve(refused, batch))) break;
+      }
+    }
+    if (!this.waiting.length) this.alone = false;
+    this.sending = false;
+    this.told();
+  }
+
+  // Labels one after the other in one request; an undo goes alone.
+  batch() {
+    const labels = this.waiting.findIndex((change) => change.kind !== "label");
+    if (labels === 0 || this.alone) return this.waiting.slice(0, 1);
+    return this.waiting.slice(0, labels < 0 ? TOGETHER : Math.min(labels, TOGETHER));
+  }
+
+  deliver(batch) {
+    const { seq: since, listing } = this.store;
+    const [first] = batch;
+    if (first.kind !== "label") return post(`/api/${first.kind}`, { id: first.id, since, listing });
+    const changes = batch.map(({ id, n, label, before, source }) => ({ id, n, label, before, source }));
+    return post("/api/labels", { changes, since, listing });
+  }
+
+  // Says whether to try again at once.
+  async resolve(refused, batch) {
+    const { status } = refused;
+    if (status === 410) {
+      await this.store.reload();
+      for (const change of this.waiting) if (change.listing !== this.store.listing) this.renumber(change);
+      return !this.store.reloading && this.store.images !== null;
+    }
+    if (status === 400 || status === 404 || status === 413 || status === 415 || status === 422) {
+      if (batch.length > 1) return (this.alone = true); // one of them is refused: find out which
+      this.alone = false;
+      const [change] = batch;
+      if (change.kind === "label") this.refused.push({ ...change, line: refused.message });
+      else this.store.images = null; // nothing to undo after all: look at everything anew
+      this.settle(batch);
+      return true;
+    }
+    this.trouble = { status, line: refused.message };
+    this.told();
+    clearTimeout(this.again);
+    this.again = setTimeout(() => this.send(), PATIENCE);
+    return false;
+  }
+}

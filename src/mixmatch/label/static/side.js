@@ -1,0 +1,123 @@
+// The classes with their keys, a field that adds or finds one, and how far the work is.
+import { newId, post } from "./api.js";
+import { manageClasses } from "./dialogs.js";
+import { $, count, h, number, toast } from "./dom.js";
+import { BROKEN, NONE, SKIP, UNLABELED } from "./store.js";
+
+const MARKS = [
+  [NONE, "0", "None of these", "none"],
+  [BROKEN, "x", "Not an image", "broken"],
+  [SKIP, "z", "Skip for now", "skip"],
+];
+
+export class Side {
+  constructor(box, store, bench) {
+    Object.assign(this, { store, bench });
+    this.list = h("ul", { class: "classes" });
+    this.marks = h("ul", { class: "classes marks" });
+    this.field = h("input", { type: "text", id: "new-class", placeholder: "Add or find a class", "aria-label": "Add or find a class", maxlength: "80", autocomplete: "off", spellcheck: "false", oninput: () => this.find() });
+    this.progress = h("div", { class: "progress" });
+    const manage = h("button", { type: "button", class: "plain", id: "manage", onclick: () => this.manage() }, "Edit");
+    const form = h("form", { onsubmit: (event) => (event.preventDefault(), this.submit()) }, this.field, h("button", { type: "submit" }, "Add"));
+    box.replaceChildren(
+      h("section", {}, h("header", {}, h("h2", {}, "Classes"), manage), this.list, form),
+      h("section", {}, this.marks),
+      this.progress,
+    );
+    this.buttons = new Map();
+    for (const [value, key, name, counted] of MARKS) this.marks.append(h("li", {}, this.button(value, key, name, counted)));
+    store.on(() => this.update());
+    bench.flash = (value) => this.flash(value);
+  }
+
+  manage() {
+    manageClasses(this.store, (body) => this.act(body));
+  }
+
+  button(value, key, name) {
+    const shown = h("span", { class: "n" });
+    const button = h("button", { type: "button", class: "class", "data-value": value, onclick: () => (this.bench.label(value), this.bench.focus()) },
+      h("kbd", { "aria-hidden": "true" }, key ?? "·"), value >= 0 ? h("span", { class: "dot", "data-color": this.store.color(value) }) : "", h("span", { class: "name", title: name }, name), shown);
+    this.buttons.set(value, { button, shown, key, name });
+    return button;
+  }
+
+  update() {
+    const { store } = this;
+    if (!store.state) return;
+    const signature = JSON.stringify(store.classes.map(({ id, name, key }) => [id, name, key]));
+    if (signature !== this.signature) {
+      this.signature = signature;
+      for (const value of this.buttons.keys()) if (value >= 0) this.buttons.delete(value);
+      this.list.replaceChildren(...store.classes.map(({ id, key, name }) => h("li", {}, this.button(id, key, name))));
+      this.find();
+    }
+    const counts = store.counts();
+    const of = (value) => (value >= 0 ? counts.classes.get(value) : counts[MARKS.find((mark) => mark[0] === value)[3]]) ?? 0;
+    for (const [value, { button, shown, key, name }] of this.buttons) {
+      const n = of(value);
+      shown.textContent = number(n);
+      button.setAttribute("aria-label", `${name}, ${key ? `key ${key}, ` : ""}${count(n, "picture")}`);
+    }
+    $("#manage").hidden = !store.state.classes.length;
+    this.paintProgress(counts);
+  }
+
+  paintProgress(counts) {
+    const { state } = this.store;
+    const share = state.total ? counts.labeled / state.total : 0;
+    const meter = (part, kind = "") => {
+      const bar = h("i");
+      bar.style.width = `${100 * Math.min(1, part)}%`;
+      return h("div", { class: `meter ${kind}`, "aria-hidden": "true" }, bar);
+    };
+    const exam = state.exam.size && h("div", {}, h("div", { class: "row" }, h("span", {}, "Exam"), h("span", { class: "soft small", id: "exam-count" }, `${counts.exam} of ${number(state.exam.size)}`)), meter(counts.exam / state.exam.size, "good"));
+    this.progress.replaceChildren(
+      h("div", {},
+        h("div", { class: "row" }, h("span", {}, h("b", { id: "labeled" }, number(counts.labeled)), " labeled"), h("span", { class: "soft small", id: "rate", title: "labels in the last minute" }, `${number(state.rate.minute)} per min`)),
+        meter(share)),
+      exam || "",
+    );
+  }
+
+  // A class that was just given lights up.
+  flash(value) {
+    const found = this.buttons.get(value);
+    if (!found) return;
+    found.button.classList.add("hit");
+    clearTimeout(found.fading);
+    found.fading = setTimeout(() => found.button.classList.remove("hit"), 350);
+  }
+
+  find() {
+    const wanted = this.field.value.trim().toLowerCase();
+    for (const [value, { button, name }] of this.buttons) {
+      if (value >= 0) button.parentElement.hidden = Boolean(wanted) && !name.toLowerCase().includes(wanted);
+    }
+  }
+
+  // A new name becomes a class; the name of a class labels the selection.
+  async submit(name = this.field.value.trim()) {
+    if (!name) return;
+    const known = this.store.classes.find((each) => each.name.toLowerCase() === name.toLowerCase());
+    if (known) this.bench.label(known.id);
+    else if (!(await this.act({ do: "add", name }))) return;
+    this.field.value = "";
+    this.find();
+    if (known) this.bench.focus();
+    else this.field.focus();
+  }
+
+  // A change of the classes: after everything that was labeled before it.
+  async act(body) {
+    try {
+      await this.bench.outbox.flush();
+      this.store.absorb(await post("/api/classes", { id: newId(), since: this.store.seq, listing: this.store.listing, ...body }));
+      this.bench.done.push({ n: [], before: [], value: UNLABELED }); // an undo must know that something came between
+      return true;
+    } catch (refused) {
+      toast(refused.message);
+      return false;
+    }
+  }
+}
