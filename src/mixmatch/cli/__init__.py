@@ -42,6 +42,9 @@ COMMANDS: dict[str, Command | Group] = {
     "train": Command(
         "train:build", "Train a classifier from few labels and many unlabeled images, or rows of a table.", built=True
     ),
+    "label": Command(
+        "label:label", "Label a folder of images in the browser, train on the labels, and label what matters next."
+    ),
     "compare": Command(
         "compare:compare", "Train several methods on the same labels and show what each reaches.", many=True
     ),

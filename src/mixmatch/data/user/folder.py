@@ -10,7 +10,7 @@ import os
 import posixpath
 import unicodedata
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -101,9 +101,9 @@ def read_folder(
     """
     Reading(image_size=image_size, channels=channels)  # refuses what is out of range
     root = Path(path).expanduser()
-    tree = _scan(root)
+    tree = scan(root)
     if labels_file is None:
-        entries, findings = _label_by_folder(tree)
+        entries, findings = label_by_folder(tree)
         how = f"put images into {root}/<class>/ and {root}/{UNLABELED}/"
     else:
         entries, findings = _label_by_csv(tree.entries, root, read_csv(Path(labels_file).expanduser()))
@@ -138,9 +138,9 @@ def read_labeled_folder(
     channels, height, width = input_shape
     if height != width or channels not in (1, 3):
         raise MixMatchError(f"the model takes images of shape {tuple(input_shape)}, not image files: give an array")
-    tree, name = _scan(path), path.resolve().name
+    tree, name = scan(path), path.resolve().name
     if labels_file is None:
-        found, findings = _label_by_folder(tree)
+        found, findings = label_by_folder(tree)
     else:
         found, findings = _label_by_csv(tree.entries, path, read_csv(Path(labels_file).expanduser()))
     if not found:
@@ -220,8 +220,11 @@ def _unreadable_files(files: Sequence[tuple[str, Unreadable]]) -> Iterator[Findi
 # --------------------------------------------------------------------------------------------- which images
 
 
-def _scan(root: Path) -> Tree:
-    """The image files below `root`, following links, each real folder once; hidden files are skipped."""
+def scan(root: Path, found: Callable[[Entry], None] | None = None) -> Tree:
+    """The image files below `root`, following links, each real folder once; hidden files are skipped.
+
+    `found` is called with each as it is found, for who does not want to wait for the last of 100,000.
+    """
     if not root.exists():
         raise MixMatchError(f"there is no folder {root}")
     if not root.is_dir():
@@ -238,8 +241,8 @@ def _scan(root: Path) -> Tree:
                 not_followed.append(folder)
                 continue
             visited.add((status.st_dev, status.st_ino))
-            with os.scandir(root / folder) as found:
-                inside = sorted(found, key=lambda item: item.name)
+            with os.scandir(root / folder) as items:
+                inside = sorted(items, key=lambda item: item.name)
         except OSError as error:
             if not folder:
                 raise MixMatchError(f"cannot read {root}: {error.strerror or error}") from None
@@ -258,6 +261,8 @@ def _scan(root: Path) -> Tree:
                 else:
                     status = item.stat()
                     entries.append(Entry(file, status.st_size, status.st_mtime_ns))
+                    if found is not None:
+                        found(entries[-1])
             except OSError as error:
                 unreadable.append((file, error.strerror or str(error)))
     return Tree(tuple(entries), tuple(read), tuple(others), tuple(unreadable), tuple(not_followed))
@@ -285,7 +290,7 @@ def _left_out(tree: Tree) -> Iterator[Finding]:
         yield Finding("not-images", f"{message} ({listed(rest)})", tuple(rest), "nothing to do", "info")
 
 
-def _label_by_folder(tree: Tree) -> tuple[list[Entry], list[Finding]]:
+def label_by_folder(tree: Tree) -> tuple[list[Entry], list[Finding]]:
     """Labels by the names of folders: classes side by side, or under `train/`."""
     roles = _roles(tree)
     labeled, stray, findings = _label_by_part(tree, roles) if roles else _label_side_by_side(tree)

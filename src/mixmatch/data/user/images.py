@@ -307,7 +307,7 @@ def _decode_to(
     """
     before = dict(zip(known.identities, known.headers, strict=True)) if known is not None else {}
     if image_size is None or channels is None:
-        probed = parallel_map(lambda i: before.get(i) or _probed(root / i[0]), identities)
+        probed = parallel_map(lambda i: before.get(i) or probe(root / i[0]), identities)
         readable = [header for header in probed if isinstance(header, Header)]
         image_size = image_size or default_size(readable)
         channels = channels or (1 if readable and all(header.gray for header in readable) else 3)
@@ -340,7 +340,8 @@ def _decode_to(
     return headers
 
 
-def _probed(file: Path) -> Header | Unreadable:
+def probe(file: Path) -> Header | Unreadable:
+    """What an image file says of itself, or why it cannot be used, without decoding it."""
     try:
         with _opened(file) as image:
             return _header(image)

@@ -1,0 +1,53 @@
+"""`mixmatch label`: a page in the browser to label a folder of images."""
+
+from __future__ import annotations
+
+import webbrowser
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mixmatch.cli.options import say
+from mixmatch.errors import MixMatchError
+
+
+def label(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of images, in any tree.")],
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Default: that of the last time, else a free one.")
+    ] = None,
+    host: Annotated[
+        str,
+        typer.Option(help="The address to listen on. Any but 127.0.0.1 lets in everyone who has the token."),
+    ] = "127.0.0.1",
+    browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
+) -> None:
+    """Label a folder of images in the browser, train on the labels, and label what matters next.
+
+    Prints the address of a page that only this machine can reach. Every label is on the disk before the page says
+    "saved"; Ctrl-C leaves everything saved. Labels are kept in FOLDER/.mixmatch-labels; images are never moved.
+
+    Examples:
+
+      mixmatch label photos/
+
+      mixmatch label photos/ --no-browser --port 8765
+
+      mixmatch train photos/ --labels-file photos/.mixmatch-labels/labels.csv
+    """
+    if find_spec("starlette") is None or find_spec("uvicorn") is None:
+        raise MixMatchError(
+            "the page takes starlette and uvicorn, which are not installed: pip install 'mixmatch[label]'"
+        )
+    from mixmatch.label.serve import AlreadyServed, serve
+
+    try:
+        serve(folder.expanduser(), host=host, port=port, open_browser=browser, say=say)
+    except AlreadyServed as found:
+        if found.address is None:
+            raise
+        say(str(found))
+        if browser:
+            webbrowser.open(found.address)

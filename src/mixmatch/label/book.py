@@ -1,0 +1,338 @@
+"""The labels of one folder while people work on them: the log on disk, the state it comes to, the listing of pictures.
+
+Every change goes through `_commit`: made into events, written, on the disk, and only then answered. If it cannot be
+written, the state is read again from the log, as if nothing had been asked.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+import unicodedata
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mixmatch.errors import MixMatchError
+from mixmatch.label.listing import Listing, load_listing
+from mixmatch.label.log import DiskFull, Event, Log
+from mixmatch.label.state import CLASS_ACTIONS, UNLABELED, LabelClass, State, Step
+
+LONGEST_NAME = 80
+SOURCES = ("key", "bulk", "exam", "fix", "next", "confirm")
+MOST_CLASSES = 1000
+
+
+class Refused(MixMatchError):
+    """A request that was understood and cannot be done; nothing was changed."""
+
+
+class Again(MixMatchError):
+    """Nothing to do: a request with this id is in the log already."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One act of a person: these pictures get this label. `before` is what the person saw on each of them."""
+
+    id: str
+    files: Sequence[str]
+    label: str | None
+    before: Sequence[str | None]
+    source: str = "key"
+
+
+class Book:
+    """The labels of a folder. All methods may be called from any thread."""
+
+    def __init__(self, root: Path, home: Path, clock: Callable[[], float] = time.time) -> None:
+        self.root, self.home = root, home
+        self.lock = threading.RLock()
+        self.clock = clock
+        self.disk: str | None = None
+        """Why the last write failed, until one succeeds."""
+        self.changed: Callable[[Sequence[str]], None] = lambda files: None
+        """Called with files whose marks changed, while the lock is held."""
+        self.log = Log(home)
+        self.listing: Listing = load_listing(home)
+        self.state = State()
+        self.log.read(self.state.apply)
+        self.is_new = self.state.seq == 0
+        if self.is_new:
+            self._commit([self._event("begin", "", format=1)])
+        self.log.copy_daily(self.clock())
+
+    # --------------------------------------------------------------------------------------------------------- labels
+
+    def label(self, who: str, changes: Sequence[Change]) -> list[dict[str, Any]]:
+        """Give labels, in order, in one write. Returns the conflicts: pictures that had got another label than the one
+        the person saw. They keep it, and both are in the log."""
+        with self.lock:
+            for change in changes:
+                if self.state.named(change.label) is None:
+                    raise Refused(f"there is no class '{change.label}': add it first")
+            answers: list[dict[str, Any]] = []
+            events: list[Event] = []
+            for change in changes:
+                if change.id in self.state.answered:
+                    event = self.state.answered[change.id]
+                else:
+                    event = self._label_event(who, change)
+                    events.append(event)
+                    self._apply(event)
+                if event is not None:
+                    answers += conflicts_of(event)
+            self._commit(events, applied=True)
+            return answers
+
+    def _label_event(self, who: str, change: Change) -> Event:
+        state = self.state
+        wanted = state.named(change.label)
+        taken: list[int] = []
+        refused: list[int] = []
+        for i, (file, seen) in enumerate(zip(change.files, change.before, strict=True)):
+            now = state.value(file)
+            (taken if now == wanted or now == state.named(seen) else refused).append(i)
+        names = [change.files[i] for i in taken]
+        more: dict[str, Any] = {}
+        if refused:
+            others = [change.files[i] for i in refused]
+            marks = [state.marks.get(file) for file in others]
+            more["conflicts"] = {
+                "files": others,
+                "seen": [change.before[i] for i in refused],
+                "theirs": [state.name(UNLABELED if mark is None else mark.value) for mark in marks],
+                "by": [None if mark is None else state.people[mark.who].name for mark in marks],
+            }
+        return self._event(
+            "label",
+            who,
+            change.id,
+            label=None if wanted is None else state.name(wanted),
+            files=names,
+            before=[state.name(state.value(file)) for file in names],
+            source=change.source,
+            **more,
+        )
+
+    def take_over(self, who: str, labels: Mapping[str, Sequence[str]], source: str, tests: Sequence[str] = ()) -> None:
+        """Labels that were given elsewhere: files by class. For files that have none here."""
+        with self.lock:
+            events = []
+            for label, files in labels.items():
+                name = class_name(label)
+                same = self.state.similar(name)
+                if files:
+                    name = same.name if same is not None else name
+                    before = [self.state.name(self.state.value(file)) for file in files]
+                    event = self._event("label", who, label=name, files=list(files), before=before, source=source)
+                    events.append(event)
+                    self._apply(event)
+            if tests:
+                events.append(self._event("test", who, files=list(tests)))
+                self._apply(events[-1])
+            self._commit(events, applied=True)
+
+    # ----------------------------------------------------------------------------------------------------- undo, redo
+
+    def undo(self, who: str, id: str, *, redo: bool = False) -> dict[str, Any]:
+        """Take back what this person did last, or do it again. Pictures that somebody changed since are left alone."""
+        with self.lock:
+            word = "redo" if redo else "undo"
+            if id in self.state.answered:
+                return {"what": "", "files": [], "kept": []}
+            person = self.state.person(who)
+            stack: Sequence[Step] = [] if person is None else person.redo if redo else list(person.undo)
+            if not stack:
+                raise Refused(f"there is nothing to {word}")
+            step = stack[-1]
+            now, then = (step.before, step.after) if redo else (step.after, step.before)
+            marks = self.state.marks
+            fits = [marks.get(file) == mark for file, mark in zip(step.files, now, strict=True)]
+            files = [file for file, fit in zip(step.files, fits, strict=True) if fit]
+            values = [mark for mark, fit in zip(then, fits, strict=True) if fit]
+            labels = [self.state.name(UNLABELED if mark is None else mark.value) for mark in values]
+            action = None if step.action is None else step.action["do" if redo else "reverse"]
+            if action is not None and action["do"] == "rename" and self._other(action["to"], action["name"]):
+                raise Refused(f"cannot {word}: there is another class '{action['to']}' now")
+            event = self._event(word, who, id, of=step.of, files=files, labels=labels, action=action)
+            self._commit([event])
+            return {"what": step.what, "files": files, "kept": sorted({*step.files} - {*files})}
+
+    def _other(self, name: str, besides: str) -> LabelClass | None:
+        same = self.state.similar(name)
+        return None if same is None or same.name == besides else same
+
+    # -------------------------------------------------------------------------------------------------------- classes
+
+    def act(self, who: str, id: str, do: str, asked: Mapping[str, Any]) -> None:
+        """Add, rename, merge, order, hide or show classes, or choose their keys."""
+        with self.lock:
+            if id in self.state.answered:
+                return
+            if do not in CLASS_ACTIONS:
+                raise Refused(f"'{do}' is nothing that can be done to a class ({', '.join(CLASS_ACTIONS)})")
+            content: dict[str, Any] = {"do": do}
+            if do == "order":
+                content["names"] = [self._known(name).name for name in asked["names"]]
+                self._commit([self._event("class", who, id, **content)])
+                return
+            if do == "add":
+                content["name"] = name = class_name(asked["name"])
+                if (same := self.state.similar(name)) is not None:
+                    hint = "show it" if same.hidden else "use it, or choose another name"
+                    raise Refused(f"there is a{' hidden' if same.hidden else ''} class '{same.name}': {hint}")
+                if len(self.state.classes) >= MOST_CLASSES:
+                    raise Refused(f"more than {MOST_CLASSES:,} classes are too many for this page")
+                if (key := asked.get("key")) is not None:
+                    content["key"] = self._free_key(key)
+            else:
+                content["name"] = self._known(asked["name"]).name
+            if do == "rename":
+                content["to"] = to = class_name(asked["to"])
+                if (same := self._other(to, content["name"])) is not None:
+                    raise Refused(f"there is a class '{same.name}' already: merge the two, or choose another name")
+            elif do == "merge":
+                content["into"] = self._known(asked["into"]).name
+                if content["into"] == content["name"]:
+                    raise Refused(f"'{content['name']}' cannot be merged into itself")
+            elif do == "key":
+                content["key"] = None if asked["key"] is None else _key(asked["key"])
+            self._commit([self._event("class", who, id, **content)])
+
+    def _known(self, name: object) -> LabelClass:
+        found = next((c for c in self.state.classes if c.name == name), None)
+        if found is None and isinstance(name, str) and (number := self.state.named(name)) is not None and number >= 0:
+            found = self.state.classes[number]
+        if found is None:
+            raise Refused(f"there is no class '{name}'")
+        return found
+
+    def _free_key(self, key: str) -> str:
+        key = _key(key)
+        if (other := next((c for c in self.state.classes if c.key == key), None)) is not None:
+            raise Refused(f"the key {key} is that of '{other.name}': choose another")
+        return key
+
+    # ----------------------------------------------------------------------------------------------------------- exam
+
+    def draw_exam(self, who: str, id: str, more: int) -> list[str]:
+        """Draw pictures at random among those of which nobody has said anything yet."""
+        with self.lock:
+            if id in self.state.answered:
+                return []
+            free = [
+                file
+                for n, file in enumerate(self.listing.files)
+                if n not in self.listing.gone
+                and file not in self.state.exam
+                and file not in self.state.tests
+                and self.state.value(file) == UNLABELED
+            ]
+            if not free:
+                raise Refused("every picture has a label already: there is nothing left to draw an exam from")
+            drawn = random.SystemRandom().sample(free, min(more, len(free)))
+            self._commit([self._event("exam", who, id, files=drawn)])
+            return drawn
+
+    # ----------------------------------------------------------------------------------------------------------- files
+
+    def note_contents(self, hashes: Mapping[str, str]) -> None:
+        """Remember what labeled files hold."""
+        with self.lock:
+            self._commit([self._event("content", "", files=list(hashes), hashes=list(hashes.values()))])
+
+    def note_moves(self, moves: Mapping[str, str]) -> None:
+        """Files that have the content of a labeled one that is gone: the same picture elsewhere."""
+        with self.lock:
+            self._commit([self._event("moved", "", files=list(moves), to=list(moves.values()))])
+
+    def history(self, file: str, most: int = 50) -> list[dict[str, Any]]:
+        """What was said of a picture, newest first: read from the log, which has it all."""
+        needle = json.dumps(file).encode()
+        found: deque[dict[str, Any]] = deque(maxlen=most)
+        for line in self.log.path.read_bytes().splitlines():
+            if needle not in line:
+                continue
+            with suppress(ValueError, KeyError, TypeError):
+                event = json.loads(line)
+                if file in event["files"] and event["kind"] in ("label", "undo", "redo"):
+                    at = event["files"].index(file)
+                    what = event["label"] if event["kind"] == "label" else event["labels"][at]
+                    source = event.get("source", event["kind"])
+                    found.append({"t": event["t"], "who": event["who"], "what": what, "source": source})
+        return list(reversed(found))
+
+    # --------------------------------------------------------------------------------------------------------- writing
+
+    def _event(self, kind: str, who: str, id: str | None = None, **content: Any) -> Event:
+        event: Event = {"seq": self.state.seq + 1, "t": round(self.clock(), 3), "kind": kind, "who": who}
+        return event | ({} if id is None else {"id": id}) | content
+
+    def _apply(self, event: Event) -> None:
+        self.changed(self.state.apply(event))
+
+    def _commit(self, events: Sequence[Event], *, applied: bool = False) -> None:
+        """Write events, then apply them, or if they had to be `applied` to make the next ones, take that back."""
+        if not events:
+            return
+        try:
+            self.log.append(events)
+        except DiskFull as error:
+            self.disk = str(error)
+            if applied:
+                self._reread()
+            raise
+        self.disk = None
+        self.log.copy_daily(events[-1]["t"])
+        if not applied:
+            for event in events:
+                self._apply(event)
+
+    def _reread(self) -> None:
+        touched = list(self.state.marks)
+        self.state = State()
+        self.log.read(self.state.apply)
+        self.changed([*touched, *self.state.marks])
+
+    def close(self) -> None:
+        with self.lock:
+            self.log.close()
+
+
+def conflicts_of(event: Event) -> list[dict[str, Any]]:
+    """The conflicts of an event, one entry per picture."""
+    if not (found := event.get("conflicts")):
+        return []
+    columns = zip(found["files"], found["theirs"], found["by"], found["seen"], strict=True)
+    return [
+        {"id": event["id"], "file": file, "yours": event["label"], "theirs": theirs, "who": by, "before": seen}
+        for file, theirs, by, seen in columns
+    ]
+
+
+def class_name(name: object) -> str:
+    """The name of a class as it is kept, or `Refused`."""
+    if not isinstance(name, str):
+        raise Refused("a class needs a name")
+    name = unicodedata.normalize("NFC", name).strip()
+    if not name:
+        raise Refused("a class needs a name")
+    if len(name) > LONGEST_NAME:
+        raise Refused(f"a class's name has at most {LONGEST_NAME} characters")
+    if name.startswith(":"):
+        raise Refused("a class's name cannot start with a colon")
+    if any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in "\u202a\u202b\u202c\u202d\u202e" for c in name):
+        raise Refused("a class's name cannot hold control characters")
+    return name
+
+
+def _key(key: object) -> str:
+    if not isinstance(key, str) or len(key) != 1 or not key.isprintable() or key.isspace():
+        raise Refused("a key is one character")
+    return key.lower()

@@ -1,0 +1,235 @@
+"""One folder on the desk: its book, what the page sees of it, its pictures, and what is done in the background, such as
+looking for files, keeping labels.csv and remembering what labeled files hold."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from mixmatch.data.cache import digest
+from mixmatch.data.user.folder import Entry, Tree, scan
+from mixmatch.errors import MixMatchError
+from mixmatch.label.book import Book
+from mixmatch.label.exchange import CSV_NAME, take_over, to_csv
+from mixmatch.label.log import DiskFull
+from mixmatch.label.pictures import CannotShow, Pictures
+from mixmatch.label.view import Body, View
+from mixmatch.storage import replace_durably, temporary
+from mixmatch.text import count, listed
+
+HIDDEN = ".mixmatch-labels"
+"""The folder in which everything is kept, inside of the folder of pictures."""
+PAUSE = 1.0
+"""Seconds between two writes of labels.csv."""
+HASHED = 64
+"""Files whose content is remembered in one event."""
+
+
+def home_of(root: Path) -> Path:
+    """`FOLDER/.mixmatch-labels`, or where the folder cannot be written to, a place under the user's own data. (Not the
+    user's cache: caches are deleted, labels must not be.)"""
+    beside = root / HIDDEN
+    with suppress(OSError):
+        with temporary(beside / "probe") as probe:
+            probe.touch()
+        return beside
+    data = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser()
+    return data / "mixmatch" / "labels" / digest(str(root.resolve()))
+
+
+class Desk:
+    """Everything a server needs of one folder."""
+
+    def __init__(self, root: Path, home: Path, user: str) -> None:
+        self.root, self.home, self.user = root, home, user
+        self.book = Book(root, home)
+        self.view = View(self.book)
+        self.pictures = Pictures(home / "thumbnails")
+        self._ended = threading.Event()
+        self._scanned = threading.Event()
+        self._rescan = threading.Event()
+        self._written: int | None = None
+        self._threads = [
+            threading.Thread(target=run, name=run.__name__, daemon=True) for run in (self._look, self._keep)
+        ]
+        for i, note in enumerate(self.book.log.notes):
+            self.view.notes[f"log-{i}-{digest(note)}"] = note
+
+    def start(self) -> None:
+        self.view.scanning = True
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self, seconds: float = 60.0) -> None:
+        """Until the first scan has ended."""
+        self._scanned.wait(seconds)
+
+    def close(self) -> None:
+        """End everything and write what is not written yet."""
+        self._ended.set()
+        self._rescan.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(10)
+        with suppress(MixMatchError, OSError):
+            self.write_csv()
+        self.pictures.close()
+        self.book.close()
+
+    # --------------------------------------------------------------------------------------------------------- pictures
+
+    def jpeg(self, n: int, side: int) -> bytes:
+        """A picture as a JPEG; FileNotFoundError if it is gone."""
+        with self.book.lock:
+            path, key = self.root / self.book.listing.files[n], self.book.listing.identity(n)
+        try:
+            return self.pictures.get(path, key, side)
+        except CannotShow:
+            if not path.exists():
+                raise FileNotFoundError(path) from None
+            with self.book.lock:
+                self.view.unreadable(n)
+            raise
+
+    def about(self, n: int) -> Body:
+        """What is known of one picture."""
+        with self.book.lock:
+            book, state = self.book, self.book.state
+            file = book.listing.files[n]
+            guess = int(self.view.column("guess")[n])
+            body: Body = {
+                "n": n,
+                "name": self.view._shown_names()[n],
+                "bytes": book.listing.sizes[n],
+                "changed": book.listing.times[n] / 1e9,
+                "label": state.name(state.value(file)),
+                "flags": int(self.view.column("flags")[n]),
+                "guess": None if guess < 0 else {"class": state.name(guess), "sure": int(self.view.column("sure")[n])},
+                "history": book.history(file),
+            }
+        try:
+            width, height = self.pictures.size(self.root / file)
+        except MixMatchError as error:
+            return body | {"width": None, "height": None, "readable": False, "reason": str(error)}
+        return body | {"width": width, "height": height, "readable": True, "reason": None}
+
+    # --------------------------------------------------------------------------------------------------------- looking
+
+    def rescan(self) -> None:
+        """Look for new, changed and missing files now."""
+        self.view.scanning = True
+        self._rescan.set()
+
+    def _look(self) -> None:
+        while not self._ended.is_set():
+            self._rescan.clear()
+            try:
+                self._scan()
+            except MixMatchError as error:
+                self.view.notes["scan"] = str(error)
+            finally:
+                self.view.scanning = False
+                self._scanned.set()
+            self._rescan.wait()
+
+    def _scan(self) -> None:
+        listing, changed, waiting = self.book.listing, False, list[Entry]()
+
+        def take() -> None:
+            nonlocal changed
+            with self.book.lock:
+                for entry in waiting:
+                    changed |= listing.add(entry)
+            waiting.clear()
+
+        def found(entry: Entry) -> None:
+            waiting.append(entry)
+            if len(waiting) >= 1000:
+                take()
+
+        tree = scan(self.root, found)
+        take()
+        with self.book.lock:
+            went = listing.only(tree.entries)
+            if went or changed:
+                self._find_moved()
+                self.view.rebuild()
+            if self.book.is_new:
+                self.book.is_new = False
+                self._first_start(tree)
+        if went or changed:
+            with suppress(OSError):
+                listing.save(self.home)
+            listing.in_order()
+
+    def _first_start(self, tree: Tree) -> None:
+        """Take over the labels that the folder has already."""
+        try:
+            note = take_over(self.book, self.user, tree)
+        except MixMatchError as error:
+            note = str(error)
+        if note:
+            self.view.notes["takeover"] = note
+
+    def _find_moved(self) -> None:
+        """Labeled files that are gone may be there under another name."""
+        listing, state = self.book.listing, self.book.state
+        lost: dict[tuple[int, str], str] = {}
+        for file, known in state.contents.items():
+            n = listing.numbers.get(file)
+            if n is not None and n in listing.gone and file in state.marks:
+                lost[listing.sizes[n], known] = file
+        sizes = {size for size, _ in lost}
+        moves: dict[str, str] = {}
+        for n, file in enumerate(listing.files):
+            if listing.sizes[n] in sizes and n not in listing.gone and file not in state.marks:
+                content = content_of(self.root / file)
+                if content is not None and (old := lost.pop((listing.sizes[n], content), None)) is not None:
+                    moves[old] = file
+        if moves:
+            with suppress(DiskFull):
+                self.book.note_moves(moves)
+            names = listed(f"{old} is now {new}" for old, new in moves.items())
+            self.view.notes["moved"] = f"{count(len(moves), 'labeled picture')} moved and kept the label ({names})"
+
+    # --------------------------------------------------------------------------------------------------------- keeping
+
+    def write_csv(self) -> None:
+        """labels.csv as the labels are now."""
+        with self.book.lock:
+            seq = self.book.state.seq
+            if seq == self._written or not self._scanned.is_set():
+                return
+            content = to_csv(self.book)
+        replace_durably(self.home / CSV_NAME, content)
+        self._written = seq
+
+    def _keep(self) -> None:
+        while not self._ended.wait(PAUSE):
+            for task in (self.write_csv, self._remember_contents):
+                with suppress(OSError, MixMatchError):
+                    task()
+
+    def _remember_contents(self) -> None:
+        """Remember what labeled files hold, so that they are found again when they have moved."""
+        with self.book.lock:
+            state, listing = self.book.state, self.book.listing
+            if self.book.disk is not None or len(state.contents) >= len(state.marks):
+                return
+            files = [f for f in state.marks if f not in state.contents and f in listing.numbers]
+            files = [f for f in files[:HASHED] if listing.numbers[f] not in listing.gone]
+        hashes = {file: content_of(self.root / file) or "" for file in files}
+        if hashes:
+            self.book.note_contents(hashes)
+
+
+def content_of(path: Path) -> str | None:
+    """The hash of a file's content, None if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+    except OSError:
+        return None

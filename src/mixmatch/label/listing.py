@@ -1,0 +1,123 @@
+"""The pictures of a folder by number. A picture keeps its number over rescans and restarts, so that a page that was
+left open, or closed with labels still waiting in it, means the same pictures afterwards.
+
+The list is kept beside the labels. The next start shows it at once and looks for changes afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from collections.abc import Iterable
+from pathlib import Path
+from uuid import uuid4
+
+from mixmatch.data.cache import digest
+from mixmatch.data.user.folder import Entry
+from mixmatch.storage import replace_durably
+
+NAME = "listing.json"
+FORMAT = 1
+
+
+class Listing:
+    """Files by number, with the size and time of change that tell whether a file is still the same."""
+
+    def __init__(self) -> None:
+        self.id = uuid4().hex[:10]
+        """Another one means that numbers mean other pictures."""
+        self.changes = 0
+        """How often files were found changed or gone: pages then fetch their pictures again."""
+        self.files: list[str] = []
+        self.sizes, self.times = array("q"), array("q")
+        self.numbers: dict[str, int] = {}
+        self.gone: set[int] = set()
+        self._order: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @property
+    def version(self) -> str:
+        return f"{self.id}.{self.changes}"
+
+    def add(self, entry: Entry) -> bool:
+        """Take in a file that was found. Returns whether it is new, or not what it was."""
+        n = self.numbers.get(entry.file)
+        if n is None:
+            self.numbers[entry.file] = len(self.files)
+            self.files.append(entry.file)
+            self.sizes.append(entry.size)
+            self.times.append(entry.changed)
+            self._order = None
+            return True
+        same = self.sizes[n] == entry.size and self.times[n] == entry.changed
+        self.sizes[n], self.times[n] = entry.size, entry.changed
+        if n in self.gone or not same:
+            self.gone.discard(n)
+            self.changes += 1
+            return True
+        return False
+
+    def only(self, entries: Iterable[Entry]) -> list[int]:
+        """Mark as gone whatever a finished scan did not find; returns the numbers that went just now."""
+        found = {entry.file for entry in entries}
+        went = [n for file, n in self.numbers.items() if n not in self.gone and file not in found]
+        if went:
+            self.gone.update(went)
+            self.changes += 1
+        return went
+
+    def identity(self, n: int) -> str:
+        """A short text that changes with the file."""
+        return digest(json.dumps([self.files[n], self.sizes[n], self.times[n]]))
+
+    def in_order(self) -> list[int]:
+        """All numbers in the order of names as people sort them: img2 before img10."""
+        if self._order is None:
+            keys = [_natural(file) for file in self.files]
+            self._order = sorted(range(len(keys)), key=keys.__getitem__)
+        return self._order
+
+    def save(self, folder: Path) -> None:
+        content = {
+            "format": FORMAT,
+            "listing": self.id,
+            "changes": self.changes,
+            "files": self.files,
+            "sizes": self.sizes.tolist(),
+            "times": self.times.tolist(),
+            "gone": sorted(self.gone),
+        }
+        replace_durably(folder / NAME, json.dumps(content, separators=(",", ":")).encode())
+
+
+def load_listing(folder: Path) -> Listing:
+    """The list as it was kept, or an empty one: it only saves time, and page and log know files by name, too."""
+    listing = Listing()
+    try:
+        content = json.loads((folder / NAME).read_bytes())
+        if content["format"] != FORMAT:
+            return listing
+        files = content["files"]
+        listing.sizes, listing.times = array("q", content["sizes"]), array("q", content["times"])
+        listing.numbers = {file: n for n, file in enumerate(files)}
+        if not len(files) == len(listing.sizes) == len(listing.times) == len(listing.numbers):
+            return Listing()
+        listing.id, listing.changes, listing.files = str(content["listing"]), int(content["changes"]), files
+        listing.gone = set(content["gone"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return Listing()
+    return listing
+
+
+_DIGITS = re.compile(r"(\d+)")
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """
+    >>> sorted(["b/img10.jpg", "b/img2.jpg", "B/img1.jpg"], key=_natural)
+    ['B/img1.jpg', 'b/img2.jpg', 'b/img10.jpg']
+    """
+    return [(1, int(part), "") if part.isdecimal() else (0, 0, part.casefold()) for part in _DIGITS.split(name) if part]

@@ -1,0 +1,150 @@
+"""The labels on disk: an append-only file of events, one JSON object per line, there before anyone is told "saved".
+
+Nothing is ever changed or removed in it. A process that is killed, or a power cut, can leave at most a torn last line,
+which was never acknowledged: it is cut off and kept beside the log. A damaged line in the middle stops nothing either:
+it is set aside, named, and everything else is read.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mixmatch.errors import MixMatchError
+from mixmatch.storage import BINARY, sync_folder, temporary
+from mixmatch.text import count, listed
+
+Event = dict[str, Any]
+
+NAME = "log.jsonl"
+ASIDE = "set-aside.txt"
+"""Beside the log: lines that could not be read, so that nothing is thrown away."""
+COPIES = "copies"
+DAYS = 7
+"""Daily copies of the log that are kept."""
+
+
+class DiskFull(MixMatchError):
+    """Labels could not be written. Nothing was changed; the same request can be sent again."""
+
+
+class Log:
+    """The log of one folder, open for appending. One process at a time: the caller holds the folder's lock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.folder = folder / NAME, folder
+        self.notes: list[str] = []
+        """What was found damaged, one line each."""
+        self._copied = ""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | BINARY, 0o666)
+            sync_folder(folder)
+        except OSError as error:
+            raise MixMatchError(f"cannot write the labels to {folder}: {error.strerror or error}") from None
+        self._length = 0
+
+    def read(self, apply: Callable[[Event], object]) -> None:
+        """Hand every event to `apply`, in order. A line that is not an event, or that `apply` cannot use (it raises
+        ValueError, KeyError or TypeError), is set aside."""
+        content = self.path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if torn := content[whole:]:
+            self._set_aside([torn])
+            os.ftruncate(self._handle, whole)
+            os.fsync(self._handle)
+            self._note(f"the last line of {self.path} was torn (a crash while it was written) and has been cut off")
+        damaged: list[tuple[int, bytes]] = []
+        for number, line in enumerate(content[:whole].splitlines(), 1):
+            try:
+                event = json.loads(line)
+                if type(event) is not dict or type(event["seq"]) is not int:
+                    raise ValueError
+                apply(event)
+            except (ValueError, KeyError, TypeError):
+                damaged.append((number, line))
+        if damaged:
+            known = self._aside()
+            self._set_aside([line for _, line in damaged if line not in known])
+            where = listed((f"line {number}" for number, _ in damaged), 5)
+            have = "is" if len(damaged) == 1 else "are"
+            self._note(
+                f"{count(len(damaged), 'line')} of {self.path} {have} damaged and set aside in {ASIDE} ({where}); "
+                "everything else was read"
+            )
+        self._length = whole
+
+    def append(self, events: Iterable[Event]) -> None:
+        """Write events and wait until they are on the disk. After an error the log is as it was before."""
+        data = b"".join(json.dumps(event, separators=(",", ":")).encode() + b"\n" for event in events)
+        try:
+            if os.fstat(self._handle).st_size != self._length:
+                os.ftruncate(self._handle, self._length)  # what an earlier failure left
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._handle, view) :]
+            flush(self._handle)
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._handle, self._length)
+            raise DiskFull(_why(self.folder, error)) from None
+        self._length += len(data)
+
+    def copy_daily(self, now: float | None = None) -> None:
+        """Copy the log once a day, and keep the newest copies. A second disk error is no reason to stop labeling."""
+        day = time.strftime("%Y-%m-%d", time.localtime(now))
+        if day == self._copied or self._length == 0:
+            return
+        copies = self.folder / COPIES
+        try:
+            if not (target := copies / f"log-{day}.jsonl").exists():
+                with temporary(target) as part:
+                    shutil.copyfile(self.path, part)
+                    part.replace(target)
+            for old in sorted(copies.glob("log-*.jsonl"))[:-DAYS]:
+                old.unlink(missing_ok=True)
+        except OSError:
+            return
+        self._copied = day
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _aside(self) -> set[bytes]:
+        path = self.folder / ASIDE
+        return set(path.read_bytes().splitlines()) if path.exists() else set()
+
+    def _set_aside(self, lines: Sequence[bytes]) -> None:
+        if lines:
+            with (self.folder / ASIDE).open("ab") as file:
+                file.write(b"".join(line + b"\n" for line in lines))
+                file.flush()
+                os.fsync(file.fileno())
+
+
+def flush(handle: int) -> None:
+    """Wait until a file is on the disk. A Mac's fsync does not wait for the disk's own cache; this does."""
+    if hasattr(os, "posix_spawn") and os.uname().sysname == "Darwin":
+        import fcntl
+
+        with suppress(OSError):  # a network disk does not know it
+            fcntl.fcntl(handle, fcntl.F_FULLFSYNC)  # type: ignore[attr-defined, unused-ignore]
+            return
+    os.fsync(handle)
+
+
+def _why(folder: Path, error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full: labels cannot be saved in {folder}; make room, then it goes on by itself"
+    return f"labels cannot be saved in {folder}: {error.strerror or error}; mend that, then it goes on by itself"

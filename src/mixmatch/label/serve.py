@@ -1,0 +1,192 @@
+"""Start the server of a folder: one per folder, at an address that stays the same, until Ctrl-C."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+import webbrowser
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from getpass import getuser
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from mixmatch.errors import MixMatchError
+from mixmatch.label.desk import Desk, home_of
+from mixmatch.label.safety import Guard
+from mixmatch.label.server import clean_name, make_app
+from mixmatch.storage import PRIVATE, replace_durably, try_lock
+from mixmatch.text import count
+
+LOCAL = "127.0.0.1"
+RECORD = "server.json"
+"""Port and token, for its owner alone: the next start takes them again, so that an open page goes on."""
+
+Say = Callable[[str], None]
+
+
+class AlreadyServed(MixMatchError):
+    """Another process serves this folder; `address` is where."""
+
+    def __init__(self, message: str, address: str | None) -> None:
+        super().__init__(message)
+        self.address = address
+
+
+def serve(
+    folder: Path,
+    *,
+    host: str = LOCAL,
+    port: int | None = None,
+    open_browser: bool = True,
+    say: Say = print,
+) -> None:
+    """Serve the labeling page of a folder until Ctrl-C or SIGTERM.
+
+    Args:
+        host: the address to listen on. Any other than 127.0.0.1 lets others in who have the token.
+        port: by default the one of the last time, else a free one.
+        say: called with what the user should read.
+    """
+    if not folder.is_dir():
+        raise MixMatchError(f"{folder} is not a folder" if folder.exists() else f"there is no folder {folder}")
+    home = home_of(folder)
+    with locked(home):
+        record = _read_record(home)
+        token = str(record.get("token") or secrets.token_urlsafe(32))
+        with listening(host, port, record.get("port")) as (sock, port):
+            address = f"http://{_named(host)}:{port}/?token={token}"
+            content = {"address": address, "port": port, "token": token, "pid": os.getpid()}
+            replace_durably(home / RECORD, json.dumps(content).encode(), PRIVATE)
+            desk = Desk(folder, home, clean_name(_user()) or "me")
+            desk.start()
+            try:
+                _announce(desk, address, host, say)
+                if open_browser:
+                    threading.Thread(target=_open, args=(address,), daemon=True).start()
+                _run(desk, sock, host, port, token)
+            finally:
+                desk.close()
+    given = sum(mark.value >= 0 for mark in desk.book.state.marks.values())
+    say(f"stopped; {count(given, 'label')} saved in {home}")
+
+
+def _run(desk: Desk, sock: socket.socket, host: str, port: int, token: str) -> None:
+    hosts = {_named(host), socket.gethostname(), socket.getfqdn()} if not is_loopback(host) else {_named(host)}
+    app = Guard(make_app(desk), token=token, port=port, hosts=hosts, any_address=not is_loopback(host))
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        loop="asyncio",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=200,
+        timeout_keep_alive=60,
+        timeout_graceful_shutdown=3,
+    )
+    server = uvicorn.Server(config)
+    with suppress(KeyboardInterrupt):  # uvicorn raises what it was ended by once more
+        server.run([sock])
+
+
+@contextmanager
+def locked(home: Path) -> Iterator[None]:
+    """Hold a folder's labels against other servers; `AlreadyServed` names the one that has them."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        file = (home / "lock").open("a+")
+    except OSError as error:
+        raise MixMatchError(f"cannot keep labels in {home}: {error.strerror or error}") from None
+    with file:
+        for _ in range(20):  # one that is just ending takes a moment
+            if try_lock(file.fileno()):
+                break
+            time.sleep(0.05)
+        else:
+            address = _read_record(home).get("address")
+            where = f" at {address}" if address else ""
+            raise AlreadyServed(f"this folder is being labeled already{where}", address)
+        yield
+
+
+def _read_record(home: Path) -> dict[str, Any]:
+    try:
+        record = json.loads((home / RECORD).read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+@contextmanager
+def listening(host: str, port: int | None, last: object) -> Iterator[tuple[socket.socket, int]]:
+    """A socket that listens: at the port wished for, or at the last one if that is free, or at any."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    wishes = [port] if port is not None else [last if isinstance(last, int) else 0, 0]
+    for wish in wishes:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, wish))
+            break
+        except (OSError, OverflowError) as error:
+            sock.close()
+            reason = getattr(error, "strerror", None) or error
+            if wish == wishes[-1]:
+                raise MixMatchError(f"cannot listen on {host} port={wish}: {reason}; choose another port=") from None
+    with sock:
+        yield sock, sock.getsockname()[1]
+
+
+def is_loopback(host: str) -> bool:
+    """
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _named(host: str) -> str:
+    """The address as it stands in a URL; a server on all addresses is reached by the machine's name."""
+    if host in ("0.0.0.0", "::"):
+        return socket.gethostname().lower()
+    return f"[{host}]" if ":" in host else host
+
+
+def _announce(desk: Desk, address: str, host: str, say: Say) -> None:
+    if not is_loopback(host):
+        say(
+            f"WARNING: listening on {host}: everyone on the network who has the address below, with its token, can see "
+            "the pictures and change labels, and the connection is not encrypted"
+        )
+    if desk.home.parent != desk.root:
+        say(f"{desk.root} cannot be written to: labels are kept in {desk.home}")
+    for note in desk.book.log.notes:
+        say(f"warning: {note}")
+    say(f"label {desk.root} at {address}")
+    say("Ctrl-C stops; every label is saved when it is given")
+
+
+def _user() -> str:
+    try:
+        return getuser()
+    except (KeyError, OSError):  # a container without a name for its user
+        return "me"
+
+
+def _open(address: str) -> None:
+    with suppress(webbrowser.Error):
+        webbrowser.open(address)

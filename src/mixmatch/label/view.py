@@ -1,0 +1,262 @@
+"""What the page is shown: the state as JSON, and all pictures as columns of small numbers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mixmatch.label.book import Book
+from mixmatch.label.state import BROKEN, MARKS, NONE, SKIP, TAKEN, UNLABELED, Step
+from mixmatch.text import printable
+
+EXAM, TEST, CONFLICT, GONE, UNREADABLE, FOREIGN = 1, 2, 4, 8, 16, 32
+"""Flags of a picture: of the exam, of a test set that was there before, in conflict, gone, cannot be decoded, label not
+given on this page."""
+
+MOST_CHANGES = 20_000
+"""Pictures in an answer of changes; a page that missed more reads everything again."""
+
+Body = dict[str, Any]
+
+
+class Guesses:
+    """What a run guesses of each picture: probabilities (N, L), with the classes' names."""
+
+    def __init__(
+        self, run: str, classes: Sequence[str], numbers: Sequence[int], probabilities: npt.NDArray[Any]
+    ) -> None:
+        self.run, self.classes = run, list(classes)
+        self.numbers = np.asarray(numbers, np.int64)
+        self.best = probabilities.argmax(axis=1) if len(probabilities) else np.zeros(0, np.int64)
+        self.sure = probabilities.max(axis=1) if len(probabilities) else np.zeros(0, np.float16)
+
+
+class View:
+    """The columns of all pictures, kept up to date event by event. Use it while holding the book's lock."""
+
+    def __init__(self, book: Book) -> None:
+        self.book = book
+        self.scanning = False
+        self.notes: dict[str, str] = {}
+        """Things to show once, by a key."""
+        self.training: Callable[[], Body] = dict
+        """The short form of what training does."""
+        self.guesses: Guesses | None = None
+        self._label = np.full(0, UNLABELED, np.int16)
+        self._who = np.full(0, -1, np.int16)
+        self._flags = np.zeros(0, np.uint8)
+        self._guess = np.full(0, -1, np.int16)
+        self._sure = np.zeros(0, np.int16)
+        self._names: tuple[int, list[str]] = (0, [])
+        book.changed = self.refresh
+        self.rebuild()
+
+    # ---------------------------------------------------------------------------------------------------------- columns
+
+    def grow(self) -> None:
+        """Make room for pictures that were found since."""
+        listing, have = self.book.listing, len(self._label)
+        if (more := len(listing) - have) <= 0:
+            return
+        self._label = np.concatenate([self._label, np.full(more, UNLABELED, np.int16)])
+        self._who = np.concatenate([self._who, np.full(more, -1, np.int16)])
+        self._flags = np.concatenate([self._flags, np.zeros(more, np.uint8)])
+        self._guess = np.concatenate([self._guess, np.full(more, -1, np.int16)])
+        self._sure = np.concatenate([self._sure, np.zeros(more, np.int16)])
+        state = self.book.state
+        if state.marks or state.exam or state.tests:
+            known = state.marks.keys() | state.exam.keys() | state.tests
+            self.refresh(file for file in listing.files[have:] if file in known)
+
+    def rebuild(self) -> None:
+        """All columns from the state, as after files moved or went."""
+        self._label, self._who, self._flags = self._label[:0], self._who[:0], self._flags[:0]
+        self._guess, self._sure = self._guess[:0], self._sure[:0]
+        self.grow()
+        self._flags[list(self.book.listing.gone)] |= GONE
+        if self.guesses is not None:
+            self.show_guesses(self.guesses)
+
+    def refresh(self, files: Iterable[str]) -> None:
+        """Take in what the state says of these files."""
+        state, numbers, room = self.book.state, self.book.listing.numbers, len(self._label)
+        for file in files:
+            n = numbers.get(file)
+            if n is None or n >= room:
+                continue
+            mark = state.marks.get(file)
+            flags = int(self._flags[n]) & (GONE | UNREADABLE)
+            flags |= EXAM * (file in state.exam) | TEST * (file in state.tests) | CONFLICT * (file in state.conflicts)
+            if mark is None:
+                self._label[n], self._who[n] = UNLABELED, -1
+            else:
+                self._label[n], self._who[n] = mark.value, mark.who
+                flags |= FOREIGN * (mark.source in TAKEN)
+            self._flags[n] = flags
+
+    def unreadable(self, n: int) -> None:
+        self._flags[n] |= UNREADABLE
+
+    def show_guesses(self, guesses: Guesses | None) -> None:
+        """Guesses of a run, by number; classes are found by name."""
+        self.guesses = guesses
+        self._guess[:], self._sure[:] = -1, 0
+        if guesses is not None:
+            ids = np.array([self.book.state.named(name) if name else -1 for name in guesses.classes], object)
+            ids = np.array([-1 if i is None else i for i in ids], np.int16)
+            self._guess[guesses.numbers] = ids[guesses.best]
+            self._sure[guesses.numbers] = np.rint(1000 * guesses.sure.astype(np.float32)).astype(np.int16)
+
+    def column(self, name: str) -> npt.NDArray[np.int16]:
+        """A column by name, guesses hidden where they must not be seen: an exam is taken blind."""
+        if name in ("guess", "sure"):
+            values = (self._guess if name == "guess" else self._sure).copy()
+            values[(self._flags & EXAM) != 0] = -1 if name == "guess" else 0
+            return values
+        return {"label": self._label, "who": self._who, "flags": self._flags.astype(np.int16)}[name]
+
+    # ----------------------------------------------------------------------------------------------------------- bodies
+
+    @property
+    def generation(self) -> str:
+        """Another text means that all pictures should be read again."""
+        run = "" if self.guesses is None else self.guesses.run
+        return f"{self.book.listing.version}:{run}"
+
+    def images(self, first: int) -> Body:
+        """The columns from a number on."""
+        self.grow()
+        listing = self.book.listing
+        body: Body = {
+            "listing": listing.id,
+            "version": listing.version,
+            "images": self.generation,
+            "seq": self.book.state.seq,
+            "from": first,
+            "total": len(listing),
+            "scanning": self.scanning,
+            "name": self._shown_names()[first:],
+        }
+        for name in ("label", "who", "flags", "guess", "sure"):
+            body[name] = self.column(name)[first:].tolist()
+        if first == 0:
+            body["order"] = None if self.scanning else listing.in_order()
+        return body
+
+    def etag(self, first: int) -> str:
+        """Changes with whatever `images` would answer."""
+        seq, unreadable = self.book.state.seq, int((self._flags & UNREADABLE).sum())
+        return f'"{self.generation}:{seq}:{first}:{len(self.book.listing)}:{unreadable}:{int(self.scanning)}"'
+
+    def state(self, who: str) -> Body:
+        self.grow()
+        book, state, listing = self.book, self.book.state, self.book.listing
+        person = state.person(who)
+        return {
+            "folder": printable(book.root.resolve().name),
+            "path": printable(str(book.root.resolve())),
+            "who": who,
+            "people": [p.name for p in state.people],
+            "listing": listing.id,
+            "version": listing.version,
+            "images": self.generation,
+            "seq": state.seq,
+            "total": len(listing),
+            "scanning": self.scanning,
+            "gone": len(listing.gone),
+            "classes": self._classes(),
+            "counts": self._counts(who),
+            "rate": self._rate(),
+            "exam": self._exam(),
+            "undo": _step(list(person.undo)[-1:]) if person is not None else None,
+            "redo": _step(person.redo[-1:]) if person is not None else None,
+            "train": self.training(),
+            "guesses": None if self.guesses is None else {"run": self.guesses.run, "count": len(self.guesses.numbers)},
+            "disk": book.disk,
+            "notes": [{"key": key, "text": text} for key, text in self.notes.items()],
+        }
+
+    def changes(self, who: str, since: int) -> Body:
+        """The state, and the pictures that changed after an event."""
+        files = self.book.state.changed_since(since)
+        reset = files is None or len(files) > MOST_CHANGES
+        numbers = sorted(self.book.listing.numbers.get(file, -1) for file in (files or ()) if not reset)
+        body = self.state(who) | {"reset": reset}
+        found = np.array([n for n in numbers if n >= 0], np.int64)
+        columns = {name: self.column(name)[found].tolist() for name in ("label", "who", "flags")}
+        return body | {"pictures": {"n": found.tolist(), **columns}}
+
+    def _classes(self) -> list[Body]:
+        state = self.book.state
+        is_exam = (self._flags & EXAM) != 0
+        room = len(state.classes)
+        given = np.bincount(self._label[self._label >= 0], minlength=room)
+        exam = np.bincount(self._label[is_exam & (self._label >= 0)], minlength=room)
+        found = [state.classes[i] for i in state.order]
+        return [
+            {
+                "id": c.id,
+                "name": c.name,
+                "key": c.key,
+                "hidden": c.hidden,
+                "labeled": int(given[c.id]),
+                "exam": int(exam[c.id]),
+            }
+            for c in found
+        ]
+
+    def _counts(self, who: str) -> Body:
+        label, there = self._label, (self._flags & GONE) == 0
+        number = next((i for i, p in enumerate(self.book.state.people) if p.name == who), -2)
+        return {
+            "labeled": int((label >= 0).sum()),
+            "unlabeled": int(((label == UNLABELED) & there).sum()),
+            **{name[1:]: int((label == value).sum()) for name, value in MARKS.items()},
+            "conflicts": int(((self._flags & CONFLICT) != 0).sum()),
+            "mine": int(((self._who == number) & (label != UNLABELED) & ((self._flags & FOREIGN) == 0)).sum()),
+        }
+
+    def _exam(self) -> Body:
+        is_exam = ((self._flags & EXAM) != 0) & ((self._flags & GONE) == 0)
+        label = self._label[is_exam]
+        return {
+            "size": len(label),
+            "labeled": int((label >= 0).sum()),
+            "left": int((label == UNLABELED).sum()),
+            "skipped": int(np.isin(label, (SKIP, NONE, BROKEN)).sum()),
+            "test_folder": int(((self._flags & TEST) != 0).sum()),
+        }
+
+    def _rate(self) -> Body:
+        now = self.book.clock()
+        midnight = time.mktime((*time.localtime(now)[:3], 0, 0, 0, 0, 0, -1))
+        counts = {"minute": 0, "hour": 0, "today": 0}
+        for t, n in reversed(self.book.state.given):
+            if t < midnight and t < now - 3600:
+                break
+            counts["minute"] += n * (t > now - 60)
+            counts["hour"] += n * (t > now - 3600)
+            counts["today"] += n * (t >= midnight)
+        return {name: max(0, n) for name, n in counts.items()}
+
+    def _shown_names(self) -> list[str]:
+        """Files as text that can be shown; those of bytes that are no text have marks in their place."""
+        known, names = self._names
+        files = self.book.listing.files
+        if known < len(files):
+            names = names + [file.encode("utf-8", "replace").decode() for file in files[known:]]
+            self._names = len(files), names
+        return names
+
+
+def encode(body: Body) -> bytes:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def _step(last: Sequence[Step]) -> Body | None:
+    return {"what": last[0].what, "count": len(last[0].files)} if last else None

@@ -1,0 +1,288 @@
+"""Every rule that keeps other pages, other people and odd files out."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from labeling import OURS, PORT, TOKEN, client_of, opened
+from PIL import Image
+from starlette.testclient import TestClient
+
+from mixmatch.label.desk import Desk
+from mixmatch.label.safety import Guard
+from mixmatch.label.server import BODY, make_app
+
+NOT_PICTURES = (b"", b"99", b"-1", b"1,1", b'"1"', b"1.0", b"true", b"1e99")
+LABEL = {"changes": [{"id": "request-1", "n": [2], "label": "cat", "before": None}]}
+
+
+def stranger(desk: Desk, **guard: object) -> TestClient:
+    """A client that has nothing."""
+    return TestClient(Guard(make_app(desk), token=TOKEN, port=PORT, **guard), base_url=OURS)  # type: ignore[arg-type]
+
+
+def test_nothing_is_answered_without_the_token(desk: Desk) -> None:
+    client = stranger(desk)
+    for path in (
+        "/",
+        "/static/app.js",
+        "/api/state",
+        "/api/images",
+        "/thumb/0",
+        "/image/0",
+        "/api/export?as=csv",
+        "/x",
+    ):
+        answer = client.get(path)
+        assert answer.status_code == 403, path
+        assert "set-cookie" not in answer.headers
+    assert client.post("/api/labels", json=LABEL, headers={"Origin": OURS}).status_code == 403
+    for token in ("", "wrong", TOKEN[:-1], TOKEN + "x", "\u00e9"):
+        answer = client.get("/", params={"token": token}, follow_redirects=False)
+        assert answer.status_code == 403
+        assert "set-cookie" not in answer.headers
+
+
+def test_the_token_becomes_a_cookie_and_leaves_the_address(desk: Desk) -> None:
+    answer = stranger(desk).get(f"/?token={TOKEN}&next=http://evil.test/", follow_redirects=False)
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/"
+    cookie = answer.headers["set-cookie"]
+    assert cookie.startswith(f"mixmatch-{PORT}={TOKEN};")
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.test",
+        f"evil.test:{PORT}",
+        "127.0.0.1",
+        "127.0.0.1:1",
+        f"127.0.0.1.evil.test:{PORT}",
+        f"10.0.0.1:{PORT}",
+        "",
+    ],
+)
+def test_a_name_that_is_pointed_at_us_is_refused_before_any_cookie(client: TestClient, host: str) -> None:
+    """DNS rebinding: the browser takes us for evil.test, with Origin equal to Host and the cookie it was handed."""
+    for request in (
+        client.build_request("GET", f"/?token={TOKEN}"),
+        client.build_request("GET", "/api/state"),
+        client.build_request("POST", "/api/labels", json=LABEL, headers={"Origin": f"http://{host}"}),
+    ):
+        request.headers["Host"] = host
+        answer = client.send(request)
+        assert answer.status_code == 403
+        assert answer.json() == {"error": "this server answers only at its own address"}
+        assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize("host", [f"localhost:{PORT}", f"[::1]:{PORT}", f"LOCALHOST:{PORT}"])
+def test_our_own_names_are_answered(client: TestClient, host: str) -> None:
+    request = client.build_request("GET", "/api/state", headers={"Host": host, "Cookie": f"mixmatch-{PORT}={TOKEN}"})
+    assert client.send(request).status_code == 200
+
+
+def test_a_server_for_others_takes_addresses_but_no_foreign_names(desk: Desk) -> None:
+    client = stranger(desk, hosts=["desk.local"], any_address=True)
+    cookie = {"Cookie": f"mixmatch-{PORT}={TOKEN}"}
+    answers = {
+        host: client.get("/api/state", headers={**cookie, "Host": f"{host}:{PORT}"}).status_code
+        for host in ("192.168.0.7", "[fe80::1]", "desk.local", "evil.test", "192.168.0.7.evil.test")
+    }
+    assert list(answers.values()) == [200, 200, 200, 403, 403]
+    assert client.get("/api/state", headers={"Host": f"192.168.0.7:{PORT}"}).status_code == 403, "the token, as ever"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": OURS}, 200),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Sec-Fetch-Site": "same-origin", "Origin": OURS}, 200),
+        ({}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://evil.test"}, 403),
+        ({"Origin": f"http://localhost:{PORT}"}, 403),
+        ({"Origin": OURS, "Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Origin": OURS, "Sec-Fetch-Site": "same-site"}, 403),
+        ({"Origin": OURS, "Sec-Fetch-Site": "none"}, 403),
+        ({"Origin": "http://evil.test", "Sec-Fetch-Site": "same-origin"}, 403),
+        ({"Origin": OURS, "Content-Type": "text/plain"}, 415),
+        ({"Origin": OURS, "Content-Type": "application/x-www-form-urlencoded"}, 415),
+    ],
+)
+def test_only_our_own_page_changes_anything(client: TestClient, headers: dict[str, str], status: int) -> None:
+    del client.headers["Origin"]
+    answer = client.post(
+        "/api/labels", content=json.dumps(LABEL), headers={"Content-Type": "application/json", **headers}
+    )
+    assert answer.status_code == status
+
+
+def test_other_methods_and_preflights_are_refused(client: TestClient) -> None:
+    for method in ("OPTIONS", "PUT", "DELETE", "PATCH", "TRACE"):
+        answer = client.request(method, "/api/labels", json=LABEL)
+        assert answer.status_code == 405
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+    assert client.get("/api/labels").status_code == 405
+    assert client.post("/api/state", json={}).status_code == 405
+
+
+def test_every_answer_carries_the_headers(client: TestClient) -> None:
+    for path in ("/", "/api/state", "/api/images", "/thumb/0", "/thumb/99", "/nowhere"):
+        headers = client.get(path).headers
+        assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert "server" not in headers
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/static/..%2f__init__.py", "/static/../server.py", "/static/%2e%2e%2fserver.py", "/static//etc/passwd"),
+        *("/thumb/..%2f..%2fetc%2fpasswd", "/thumb/-1", "/thumb/1e3", "/thumb/99", "/thumb/0.png", "/image/%30x"),
+        *("/thumb/99999999999999999999999", "/static/", "/.mixmatch-labels/log.jsonl", "/static/index.html%00.js"),
+    ],
+)
+def test_no_path_leads_out(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code == 404
+
+
+def test_a_body_too_large_is_not_read(client: TestClient) -> None:
+    headers = {"Content-Type": "application/json"}
+    assert client.post("/api/labels", content=b" " * (BODY + 1), headers=headers).status_code == 413
+
+
+def test_a_body_without_a_length_is_read_no_further_than_the_limit(desk: Desk) -> None:
+    sent, answers = 0, list[Any]()
+
+    async def receive() -> dict[str, Any]:
+        nonlocal sent
+        sent += 1 << 20
+        return {"type": "http.request", "body": b" " * (1 << 20), "more_body": True}
+
+    async def send(message: Any) -> None:
+        answers.append(message)
+
+    headers = {
+        "host": OURS[7:],
+        "origin": OURS,
+        "cookie": f"mixmatch-{PORT}={TOKEN}",
+        "content-type": "application/json",
+    }
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/api/labels",
+        "raw_path": b"/api/labels",
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }
+    asyncio.run(Guard(make_app(desk), token=TOKEN, port=PORT)(scope, receive, send))
+    assert answers[0]["status"] == 413
+    assert sent <= BODY + (2 << 20)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"{", b"[]", b"3", b"null", b'{"changes": 3}', b"[" * 100_000, b"\xff\xfe", b'{"changes": [3]}'),
+        *(
+            b'{"changes": [{"id": "request-1", "n": %s, "label": "cat"}]}' % n
+            for n in (b"[]", b"[99]", b"[-1]", b"[1,1]")
+        ),
+        *(
+            b'{"changes": [{"id": "request-1", "n": [%s], "label": "cat"}]}' % n
+            for n in (b'"1"', b"1.0", b"true", b"1e99")
+        ),
+        *(
+            b'{"changes": [{"id": %s, "n": [1], "label": "cat"}]}' % i
+            for i in (b"null", b'"short"', b'"../../etc"', b"1")
+        ),
+        b'{"changes": [{"id": "request-1", "n": [1], "label": ["cat"]}]}',
+        b'{"changes": [{"id": "request-1", "n": [1], "label": "cat", "before": [1]}]}',
+        b'{"changes": [{"id": "request-1", "n": [1], "label": "cat", "source": "folder"}]}',
+        b'{"changes": [], "since": -1}',
+    ],
+)
+def test_what_our_page_would_not_send_is_refused(desk: Desk, client: TestClient, content: bytes) -> None:
+    before = desk.book.state.seq
+    answer = client.post("/api/labels", content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert "\n" not in answer.json()["error"]
+    assert desk.book.state.seq == before
+
+
+def test_a_file_is_never_sent_as_it_is(desk: Desk, client: TestClient) -> None:
+    """An SVG with a script in it, named like an image that runs another one."""
+    names = client.get("/api/images").json()["name"]
+    n = names.index("unlabeled/<img src=x onerror=alert(1)>.jpg")
+    for path in (f"/thumb/{n}", f"/image/{n}"):
+        answer = client.get(path)
+        assert answer.status_code == 422
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.json() == {"error": "not a JPEG, PNG, WebP, BMP, TIFF or GIF image"}
+    assert client.get("/api/images").json()["flags"][n] == 16
+    assert client.get(f"/api/picture/{n}").json()["readable"] is False
+
+
+def test_pictures_are_made_anew(tmp_path: Path) -> None:
+    """Whatever a file holds beside its pixels stays at home: where it was taken, or a page after its end."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F] = 6, "SECRET CAMERA"  # turned by 90 degrees
+    out = io.BytesIO()
+    Image.new("RGB", (400, 100), "red").save(out, "JPEG", exif=exif)
+    (folder / "a.jpg").write_bytes(out.getvalue() + b"<script>alert(1)</script>")
+    desk = opened(folder)
+    try:
+        answer = client_of(desk).get("/thumb/0")
+        assert answer.headers["content-type"] == "image/jpeg"
+        assert b"SECRET" not in answer.content
+        assert b"script" not in answer.content
+        assert Image.open(io.BytesIO(answer.content)).size == (64, 256)
+    finally:
+        desk.close()
+
+
+def test_a_bomb_and_a_slow_file_cost_the_decoder_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    Image.new("1", (20_000, 20_000)).save(folder / "bomb.png")
+    Image.new("RGB", (8, 8)).save(folder / "fine.png")
+    os.mkfifo(folder / "slow.png")  # a file that never says anything
+    monkeypatch.setattr("mixmatch.label.pictures.SECONDS", 1.0)
+    desk = opened(folder)
+    try:
+        client = client_of(desk)
+        names = client.get("/api/images").json()["name"]
+        answers = {name: client.get(f"/thumb/{n}") for n, name in enumerate(names)}
+        assert "decompression bomb" in answers["bomb.png"].json()["error"]
+        assert "longer than 1 s" in answers["slow.png"].json()["error"]
+        assert answers["fine.png"].status_code == 200
+    finally:
+        desk.close()
+
+
+def test_a_name_of_a_person_or_class_is_only_text(client: TestClient) -> None:
+    odd = "<script>alert(1)</script>"
+    assert client.post("/api/who", json={"who": odd}).json() == {"who": odd}
+    client.post("/api/classes", json={"id": "class-add-1", "do": "add", "name": odd})
+    answer = client.get("/api/state")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json()["who"] == odd
+    assert answer.json()["classes"][-1]["name"] == odd
+    for bad in ("", " ", "a\r\nSet-Cookie: x=y", None, 3):
+        assert client.post("/api/who", json={"who": bad}).status_code == 422
