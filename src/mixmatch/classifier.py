@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import safetensors
 import torch
 from torch import Tensor, nn
 
@@ -23,9 +22,9 @@ from mixmatch.data.user.encoding import Encoding, Values
 from mixmatch.data.user.images import UnreadableImage, decode_image, parallel_map, quiet_pillow
 from mixmatch.errors import MixMatchError
 from mixmatch.networks.frozen import ON, Embedded, build_frozen
-from mixmatch.storage import replace_durably
+from mixmatch.storage import parse_json, replace_durably
 from mixmatch.text import count, html_table, listed
-from mixmatch.training.checkpoint import to_bytes
+from mixmatch.training import tensors as tensors_
 from mixmatch.training.device import pick_device
 from mixmatch.training.evaluate import predict_logits
 from mixmatch.training.run import RunFolder
@@ -52,7 +51,20 @@ class ModelInfo(NamedTuple):
     def from_dict(values: Mapping[str, Any]) -> ModelInfo:
         """From the names and values that are in a run's config.json."""
         encoding = Encoding.from_dict(values["encoding"]) if "encoding" in values else None
-        return ModelInfo(values["network"], tuple(values["classes"]), tuple(values["input_shape"]), encoding)
+        network, classes, shape = values["network"], values["classes"], values["input_shape"]
+        if not isinstance(network, str):
+            raise ValueError("it names no network")
+        if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+            raise ValueError("its classes are not a list of names")
+        if not isinstance(shape, list) or len(shape) not in (1, 3) or not all(type(n) is int for n in shape):
+            raise ValueError("its inputs have no shape")
+        return ModelInfo(network, tuple(classes), tuple(shape), encoding)
+
+    @property
+    def most(self) -> int:
+        """Bytes that a file of its weights may have: what its network needs, and some more."""
+        parameters = networks.count(self.network, len(self.classes), self.input_shape)
+        return tensors_.MOST if parameters is None else 16 * parameters + 2**26
 
 
 class Classifier:
@@ -180,25 +192,32 @@ class Classifier:
             metadata["normalization"] = NORMALIZATION
         if self.encoding is not None:
             metadata["encoding"] = json.dumps(self.encoding.to_dict())
-        replace_durably(path, to_bytes(self.network.state_dict(), metadata))
+        replace_durably(path, tensors_.to_bytes(self.network.state_dict(), metadata))
 
     @classmethod
-    def load(cls, path: Path, device: torch.device, network: nn.Module | None = None) -> Classifier:
-        """Read what `save` wrote. A network that is not built in has to be given; it gets the weights of the file."""
+    def load(
+        cls, path: Path, device: torch.device, network: nn.Module | None = None, *, follow: bool = True
+    ) -> Classifier:
+        """Read what `save` wrote. A network that is not built in has to be given; it gets the weights of the file.
+
+        Args:
+            follow: whether `path` may be a link. Not in a run folder, which may come from anyone.
+        """
         try:
-            with safetensors.safe_open(path, framework="pt") as file:
-                metadata: dict[str, str] = file.metadata() or {}
-                tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = tensors_.read_metadata(path, follow=follow)
             if metadata.get("format") != "mixmatch-1":
                 raise MixMatchError(f"{path} is not a model of mixmatch")
             parts = ("classes", "input_shape", "encoding")
             info = ModelInfo.from_dict(
                 {"network": metadata["network"]}
-                | {name: json.loads(metadata[name]) for name in parts if name in metadata}
+                | {name: parse_json(metadata[name]) for name in parts if name in metadata}
             )
+            tensors, _ = tensors_.read(path, info.most if network is None else tensors_.MOST, follow=follow)
         except FileNotFoundError:
             raise MixMatchError(f"there is no model at {path}") from None
-        except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        except OSError as error:
+            raise MixMatchError(f"{path} cannot be read as a model ({error.strerror or error})") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MixMatchError(f"{path} cannot be read as a model ({error})") from None
         return cls.from_tensors(tensors, info, path, device, network)
 
@@ -217,13 +236,14 @@ class Classifier:
         if network is None:
             if head.startswith("custom:"):
                 raise MixMatchError(f"{path} is of a network of your own, {head[7:]}: pass it, load(network=...)")
-            network = networks.build(name, len(info.classes), info.input_shape)
+            weights = sum(tensor.numel() for tensor in tensors.values())
+            network = networks.build(name, len(info.classes), info.input_shape, most=weights)
         elif on:
             network = Embedded(build_frozen(features, info.input_shape, pretrained=False), network)
         names = network.state_dict()
         try:  # a checkpoint also holds a method's further heads, which are of use in training alone
             network.load_state_dict({k: t for k, t in tensors.items() if k in names or not k.startswith("heads.")})
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:
             raise MixMatchError(f"{path} does not fit its network ({str(error).splitlines()[0]})") from None
         return cls(network.to(device), name, info.classes, info.input_shape, info.encoding)
 
@@ -262,8 +282,8 @@ def load_run(path: str | Path, device: str = "auto", network: nn.Module | None =
         return Classifier.load(path, where, network)
     run = RunFolder(path)
     config = run.config()
-    if run.model.exists():
-        return Classifier.load(run.model, where, network)
+    if os.path.lexists(run.model):
+        return Classifier.load(run.model, where, network, follow=False)
     saved = run.load_checkpoint()
     if saved is None:
         raise MixMatchError(f"{path} has no model yet: its training has not reached a checkpoint")
@@ -272,6 +292,10 @@ def load_run(path: str | Path, device: str = "auto", network: nn.Module | None =
     settings = config["settings"]
     named = {**config, "network": settings["network"]}
     if settings.get("features", "none") != "none":
-        named |= {"network": f"{settings['features']}{ON}{settings['network']}", "input_shape": config["image_shape"]}
-    info = ModelInfo.from_dict(named)
+        features = f"{settings['features']}{ON}{settings['network']}"
+        named |= {"network": features, "input_shape": config.get("image_shape")}
+    try:
+        info = ModelInfo.from_dict(named)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MixMatchError(f"{path / 'config.json'} is damaged ({error})") from None
     return Classifier.from_tensors({**saved.weights, **saved.ema}, info, path, where, network)

@@ -40,6 +40,8 @@ class Setting:
     least: float | None = None
     above: float | None = None
     most: float | None = None
+    limit: float | None = None
+    """The largest number that can make sense: more is a mistake, or somebody's attempt to fill the memory."""
     experiment: bool = True
     """Whether runs that differ in it are different experiments."""
     of_steps: Callable[[Any], bool] | None = None
@@ -65,7 +67,9 @@ class Setting:
             good, result = self._fits(value, kind)
             if good:
                 return result
-        raise MixMatchError(f"{self.name}={value!r} must be {self.wanted}")
+        if self.limit is not None and _is_number(value) and value > self.limit:
+            raise MixMatchError(f"{self.name}={_short(value)} must be at most {self.limit:,}")
+        raise MixMatchError(f"{self.name}={_short(value)} must be {self.wanted}")
 
     def parse(self, text: str) -> Any:
         """The value of a text from the command line, checked."""
@@ -116,7 +120,7 @@ class Setting:
             return isinstance(value, kind), value
         if kind not in (int, float):  # a container, whose owner checks it
             return isinstance(value, typing.get_origin(kind) or kind), value
-        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        if not _is_number(value):
             return False, value
         number = float(value)
         if kind is int and not number.is_integer():
@@ -125,8 +129,26 @@ class Setting:
             (self.least is None or number >= self.least)
             and (self.above is None or number > self.above)
             and (self.most is None or number <= self.most)
+            and (self.limit is None or number <= self.limit)
         )
         return within, int(number) if kind is int else number
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a finite number that a float can hold."""
+    try:
+        return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return False
+
+
+def _short(value: Any) -> str:
+    """A value as an error shows it."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # thousands of digits
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 200 else f"{text[:196]} ..."
 
 
 def setting(
@@ -136,6 +158,7 @@ def setting(
     least: float | None = None,
     above: float | None = None,
     within: tuple[float, float] | None = None,
+    limit: float | None = None,
     experiment: bool = True,
     of_steps: Callable[[Any], bool] | None = None,
     metavar: str | None = None,
@@ -147,6 +170,7 @@ def setting(
         default: its value if none is given.
         help: one sentence, shown by `--help` and in the docs.
         least, above, within: the range of a number: at least, more than, or between two values.
+        limit: what it cannot sensibly exceed; not part of its description.
         experiment: whether runs that differ in it are different experiments. Off for what only changes how fast or
             how visibly the same thing is computed.
         of_steps: of a value, whether it makes training depend on the total number of steps. Such a run cannot be
@@ -158,8 +182,8 @@ def setting(
     """
     low, high = within or (least, None)
     about = {
-        "help": help, "least": low, "above": above, "most": high, "experiment": experiment, "of_steps": of_steps,
-        "metavar": metavar, "group": group,
+        "help": help, "least": low, "above": above, "most": high, "limit": limit, "experiment": experiment,
+        "of_steps": of_steps, "metavar": metavar, "group": group,
     }  # fmt: skip
     if isinstance(default, dict | list | set):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata={_KEY: about})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from mixmatch.declare import Setting, setting, settings_of
 from mixmatch.errors import MixMatchError, unknown
 from mixmatch.methods.base import Method, method_settings
 from mixmatch.presets import Kind, PartOfSteps
+from mixmatch.storage import MOST_JSON, parse_json, read_plain
 
 Precision = Literal["fp32", "bf16"]
 Optimizer = Literal["adam", "sgd"]
@@ -69,17 +69,22 @@ class Settings:
         "default where there is no GPU.",
         metavar="none|basic|timm:NAME",
     )
-    views: int = setting(4, "With features: how many each image gets, its own and those of shifted copies.", least=1)
+    views: int = setting(
+        4, "With features: how many each image gets, its own and those of shifted copies.", least=1, limit=1024
+    )
     weights: str = setting("", "A file of weights for timm:NAME; frozen, it has timm's own otherwise.", metavar="FILE")
-    steps: int = setting(2**20, "How many steps to train. On resume, another number than before.", least=1, group=BASIC)
+    steps: int = setting(
+        2**20, "How many steps to train. On resume, another number than before.", least=1, limit=2**40, group=BASIC
+    )
     batch_size: int = setting(
-        64, "Labeled images per step, and the method's ratio as many unlabeled ones.", least=1, group=BASIC
+        64, "Labeled images per step, and the method's ratio as many unlabeled ones.", least=1, limit=2**20, group=BASIC
     )
     groups: int = setting(
         1,
         "Parts of a batch that are mixed and normalized each on its own, one after the other or by several processes; "
         "gradients are averaged over them.",
         least=1,
+        limit=2**20,
     )
     optimizer: Optimizer = setting("adam", "Adam with decoupled weight decay, or SGD with Nesterov momentum.")
     learning_rate: float = setting(0.002, "Learning rate of the optimizer.", least=0)
@@ -94,13 +99,13 @@ class Settings:
     )
     ema_decay: float = setting(0.999, "Decay of the averaged weights, which are the ones evaluated.", within=(0, 1))
     ema_warmup: bool = setting(False, "Average over fewer steps at the start, so that early averages do not lag.")
-    pad: int = setting(4, "Pixels by which an image is mirror-padded before the random crop.", least=0)
+    pad: int = setting(4, "Pixels by which an image is mirror-padded before the random crop.", least=0, limit=2**14)
     flip: bool = setting(False, "Flip images left to right at random.")
     strong: Strong = setting("cutout", "Strong augmentation of images, for methods that use it.")
     noise: float = setting(0.0, "Features: deviation of the Gaussian noise that is added.", least=0)
     mask: float = setting(0.0, "Features: share of them that is hidden at random.", within=(0, 1))
     precision: Precision = setting("fp32", "Precision of the passes; by default bf16 where it is faster.")
-    eval_every: int = setting(1024, "Steps between evaluations.", least=1)
+    eval_every: int = setting(1024, "Steps between evaluations.", least=1, limit=2**40)
     data_options: dict[str, Any] = setting({}, "How user data is read; for PATE, which part of a data set it is.")
     method_settings: dict[str, Any] = setting({}, "The settings of the method.")
 
@@ -262,6 +267,14 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:56]} ..."
 
 
+def _text(path: Path) -> str:
+    """A file that the user names; from a shell's <(...) it is a pipe."""
+    if path.is_relative_to("/dev"):
+        with path.open("rb") as pipe:
+            return pipe.read(MOST_JSON).decode()
+    return read_plain(path, MOST_JSON, follow=True).decode()
+
+
 def read_file(path: Path, method: str | Method | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings in a file, and how it says user data is read: a run's config.json, or TOML. If another `method` is
     given than the file's, a run's settings of its method are left out. A setting that a run did not have yet is at its
@@ -274,11 +287,11 @@ def read_file(path: Path, method: str | Method | None = None) -> tuple[dict[str,
         lambda_u = 75.0
     """
     try:
-        text = path.read_text()
-        content = tomllib.loads(text) if path.suffix.lower() == ".toml" else json.loads(text)
+        text = _text(path)
+        content = tomllib.loads(text) if path.suffix.lower() == ".toml" else parse_json(text)
     except OSError as error:
         raise MixMatchError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise MixMatchError(f"{path} is not a file of settings, TOML or a run's config.json ({error})") from None
     values = content.get("settings", content) if isinstance(content, dict) else None
     if not isinstance(values, dict) or not values:

@@ -1,16 +1,32 @@
-"""Files that survive a crash: whole or not there at all, and locks between processes."""
+"""Files that survive a crash, whole or not there at all; files of strangers, read with care; locks between processes.
+
+A folder may come from anyone. What is read in it are plain files of a bounded size: a link is not followed, a pipe is
+not waited for, a device is not drained. What is removed or written in it stays in it.
+"""
 
 from __future__ import annotations
 
+import errno
 import glob
+import json
 import os
+import shutil
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 A_DAY = 24 * 3600
+
+MOST_JSON = 128 * 2**20
+"""Bytes of a JSON file, at most: parsed it takes up to 24 times as much."""
+
+DEEPEST = 64
+"""How deep JSON may be nested. Python's own limit is where it crashes, not where it makes sense."""
 
 
 BINARY = getattr(os, "O_BINARY", 0)
@@ -18,6 +34,112 @@ BINARY = getattr(os, "O_BINARY", 0)
 
 PRIVATE = 0o600
 """The mode of a file that only its owner may read."""
+
+
+CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | BINARY
+"""How a file is opened that may be anything: a link is an error, and a pipe without a writer is not waited for."""
+
+
+class NotPlain(OSError):
+    """There is something, but no file of its own that can be read; `strerror` says what."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(errno.EINVAL, what, str(path))
+
+
+def open_plain(path: Path, most: int, *, follow: bool = False) -> BufferedReader:
+    """Open a plain file of at most `most` bytes for reading.
+
+    Args:
+        follow: whether it may be a link. Only for a file that the user named, never for one found in a folder.
+    """
+    return os.fdopen(_plain(path, os.O_RDONLY, most, follow=follow), "rb")
+
+
+def open_own(path: Path, mode: int = 0o666, *, most: int | None = None, follow: bool = False) -> int:
+    """A handle to read a file and append to it, made if there is none. A link or a pipe in its place is an error."""
+    return _plain(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, most, mode, follow=follow)
+
+
+def _plain(path: Path, flags: int, most: int | None = None, mode: int = 0o666, *, follow: bool = False) -> int:
+    careful = CAREFUL & ~getattr(os, "O_NOFOLLOW", 0) if follow else CAREFUL
+    if not follow and path.is_symlink():  # the flag says it too, where there is one
+        raise NotPlain(path, "it is a link, which is not followed here: put the file itself in its place")
+    try:
+        handle = os.open(path, flags | careful, mode)
+    except IsADirectoryError:
+        raise NotPlain(path, "it is a folder, not a file") from None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe or a socket
+            raise NotPlain(path, "it is not a plain file") from None
+        raise
+    about = os.fstat(handle)
+    wrong = None if stat.S_ISREG(about.st_mode) else "it is not a plain file"
+    if wrong is None and most is not None and about.st_size > most:
+        wrong = f"it has {about.st_size:,} bytes, more than the {most:,} that such a file may have"
+    if wrong is not None:
+        os.close(handle)
+        raise NotPlain(path, wrong)
+    return handle
+
+
+def read_plain(path: Path, most: int, *, follow: bool = False) -> bytes:
+    """The content of a plain file of at most `most` bytes."""
+    with open_plain(path, most, follow=follow) as file:
+        return file.read()
+
+
+def read_json(path: Path, most: int = MOST_JSON, *, follow: bool = False) -> Any:
+    """What a plain JSON file holds. A `ValueError` says why it cannot be read as such."""
+    return parse_json(read_plain(path, most, follow=follow))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Like `json.loads`, but what is nested too deep to work with is a `ValueError`."""
+    try:
+        content = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    level = [content]
+    for _ in range(DEEPEST):
+        level = [inner for each in level if isinstance(each, list | dict) for inner in _values(each)]
+        if not level:
+            return content
+    raise ValueError("it is nested too deep")
+
+
+def _values(container: list[Any] | dict[str, Any]) -> list[Any]:
+    """The lists and dictionaries in a list or a dictionary."""
+    values = container.values() if isinstance(container, dict) else container
+    return [value for value in values if isinstance(value, list | dict)]
+
+
+def refuse_link(folder: Path) -> None:
+    """An error if there is a link in the place of a folder: what is written or removed there would be elsewhere."""
+    if folder.is_symlink():
+        raise NotPlain(folder, "it is a link, which is not followed here: put the folder itself in its place")
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder at once: a crash leaves it whole, or under a hidden name. A link is removed, not followed."""
+    if folder.is_symlink() or folder.is_file():
+        folder.unlink()
+        return
+    doomed = folder.with_name(f"{DOOMED}{uuid4().hex}")
+    folder.rename(doomed)
+    sync_folder(folder.parent)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def remove_doomed(folder: Path) -> None:
+    """Remove what a crash during `remove_folder` left in a folder."""
+    for left in folder.glob(f"{DOOMED}*"):
+        if not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+DOOMED = ".removing-"
+"""What the name of a folder begins with that is being removed."""
 
 
 def write_durably(path: Path, content: bytes, mode: int = 0o666) -> None:

@@ -13,7 +13,7 @@ from scipy import stats
 from torch import nn
 
 from mixmatch.errors import MixMatchError
-from mixmatch.networks import NETWORKS, WideResNet, build, scales_for
+from mixmatch.networks import NETWORKS, WideResNet, build, count, scales_for
 from mixmatch.networks.wide_resnet import Conv
 
 # A plain NumPy network in float64
@@ -346,3 +346,19 @@ def test_the_stages_of_wrn_auto_follow_the_shorter_side() -> None:
     network = build("wrn-auto", 3, (1, 31, 40))
     assert isinstance(network, WideResNet)
     assert network.feature_size == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "shape"),
+    [
+        ("wrn-28-2", 10, (3, 32, 32)),
+        ("wrn-16-3", 7, (1, 20, 20)),
+        ("wrn-small", 10, (1, 8, 8)),
+        ("wrn-28-2-stl10", 10, (3, 96, 96)),
+        ("wrn-auto", 3, (3, 64, 80)),
+        ("cnn13-32", 4, (1, 28, 28)),
+        ("mlp", 10, (64,)),
+    ],
+)
+def test_the_number_of_parameters_is_known_before_a_network_is_built(name, classes, shape):
+    assert count(name, classes, shape) == sum(p.numel() for p in build(name, classes, shape).parameters())

@@ -20,8 +20,9 @@ from torch import Tensor
 from mixmatch import networks, storage
 from mixmatch.errors import MixMatchError
 from mixmatch.training import checkpoint
-from mixmatch.training.checkpoint import Checkpoint, Damaged, list_checkpoints, load, save, to_bytes
+from mixmatch.training.checkpoint import Checkpoint, Damaged, list_checkpoints, load, save
 from mixmatch.training.run import RunFolder
+from mixmatch.training.tensors import to_bytes
 
 NAMES = ["ema.safetensors", "optimizer.safetensors", "state.json", "weights.safetensors"]
 
@@ -64,8 +65,8 @@ def read_safetensors(content: bytes) -> tuple[dict[str, Any], dict[str, np.ndarr
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    path = save(tmp_path / "deep" / "checkpoint", made(12))
-    assert path == tmp_path / "deep" / "checkpoint" / "step-00000012"
+    path = save(tmp_path / "checkpoint", made(12))
+    assert path == tmp_path / "checkpoint" / "step-00000012"
     assert_same(load(path), made(12))
     assert load(path).step == 12
 
@@ -353,7 +354,7 @@ def test_a_disk_that_takes_no_more(tmp_path: Path, full_at: int, left: list[str]
 
 MAKE_BYTES = """if True:
     import sys, torch
-    from mixmatch.training.checkpoint import to_bytes
+    from mixmatch.training.tensors import to_bytes
     tensors = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.tensor(3)}
     metadata = {name: name * 3 for name in ("zeta", "format", "classes", "input_shape", "normalization", "network")}
     sys.stdout.buffer.write(to_bytes(tensors, metadata))

@@ -238,6 +238,8 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(141)
     except Exception as error:
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            _fail("this machine has too little memory for it: use smaller batches, data or a smaller network", 2)
         if type(error).__name__ == "OutOfMemoryError":  # PyTorch's, which is imported only where it is needed
             _fail("the GPU has too little memory: make room there, or use --device cpu", 2)
         # The option parser's own errors; their class depends on typer's version.

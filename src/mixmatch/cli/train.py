@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,6 +31,7 @@ from mixmatch.errors import MixMatchError
 from mixmatch.execution.here import run_one
 from mixmatch.presets import DATA, DATA_METHOD, USER, USER_METHOD
 from mixmatch.settings import BASIC, of_run, read_file
+from mixmatch.storage import read_json
 from mixmatch.text import duration
 from mixmatch.training.evaluate import REPORTED
 from mixmatch.training.plan import plan
@@ -82,7 +82,7 @@ def _method(args: Sequence[str]) -> str:
         if name is None and "--config" in given:
             name = read_file(Path(given["--config"]))[0].get("method")
         if name is None and "--out" in given:
-            name = json.loads((Path(given["--out"]) / "config.json").read_text())["settings"]["method"]
+            name = read_json(Path(given["--out"]) / "config.json")["settings"]["method"]
     except (MixMatchError, OSError, ValueError, KeyError, TypeError):
         pass  # said when the command runs
     return name if name in methods.METHODS else "mixmatch"

@@ -11,7 +11,7 @@ from typing import Any
 
 from mixmatch.errors import MixMatchError
 from mixmatch.settings import Settings, from_dict
-from mixmatch.storage import replace_durably
+from mixmatch.storage import read_json, replace_durably
 from mixmatch.training.run import FORMAT, Record
 
 Experiment = tuple[tuple[str, Any], ...]
@@ -91,7 +91,7 @@ def load_all(folder: Path, warn: Callable[[str], None]) -> list[Record]:
 
 def _load(path: Path) -> Record:
     try:
-        record = json.loads(path.read_text())
+        record = read_json(path, follow=True)
     except (OSError, ValueError) as error:
         raise MixMatchError(f"it cannot be read ({error})") from None
     if not isinstance(record, dict) or record.get("format") != FORMAT:

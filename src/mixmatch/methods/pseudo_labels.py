@@ -173,7 +173,7 @@ class PseudoLabeling(Method):
     labels count, and how much."""
 
     lambda_u: float = setting(1.0, "Weight of the unlabeled loss.", least=0)
-    ratio: int = setting(7, "Unlabeled images per labeled one (mu).", least=1)
+    ratio: int = setting(7, "Unlabeled images per labeled one (mu).", least=1, limit=1024)
     prediction_decay: float = setting(
         0.999, "Decay of the moving averages over predictions; less for a run of few steps.", within=(0, 1)
     )

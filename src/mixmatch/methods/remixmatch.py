@@ -36,7 +36,7 @@ class ReMixMatch(Method):
     each other and with the labeled images. One strong view is learned from unmixed, too, and turned: a second head
     predicts by how much."""
 
-    K: int = setting(8, "Strong views of each unlabeled image.", least=1)
+    K: int = setting(8, "Strong views of each unlabeled image.", least=1, limit=1024)
     T: float = setting(0.5, "Sharpening temperature.", least=0)
     alpha: float = setting(0.75, "MixUp's Beta(alpha, alpha).", above=0)
     lambda_u: float = setting(1.5, "Weight of the loss on mixed unlabeled images.", least=0)
@@ -44,7 +44,9 @@ class ReMixMatch(Method):
     lambda_r: float = setting(
         0.5, "Weight of the loss on rotations of images; at 0 the network needs no second head.", least=0
     )
-    ramp: int = setting(16384, "Steps over which both weights of unlabeled losses rise linearly from 0.", least=0)
+    ramp: int = setting(
+        16384, "Steps over which both weights of unlabeled losses rise linearly from 0.", least=0, limit=2**40
+    )
     align: str = setting(
         "labels",
         "Class frequencies that guesses are scaled towards: `none`; `labels`, those of the labels; `uniform`; or the "

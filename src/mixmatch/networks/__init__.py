@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +16,21 @@ from mixmatch.networks.frozen import ON, Embedded, build_frozen
 from mixmatch.networks.heads import WithHeads
 from mixmatch.networks.mlp import MLP
 from mixmatch.networks.timm_backbone import build_timm
-from mixmatch.networks.wide_resnet import WideResNet
+from mixmatch.networks.wide_resnet import WideResNet, WithFeatures
 
 __all__ = ["MLP", "NETWORKS", "ConvNet13", "Embedded", "Plan", "WideResNet", "WithHeads", "build"]
+
+
+LARGEST = 2**30
+"""Parameters of a network that is built by name, at most: 4 GiB, and as much again for each thing training keeps."""
+
+DEEPEST = 1000
+"""Layers of a Wide ResNet, at most. It takes memory of its own, however narrow they are."""
+
+TOO_LARGE = f"more than the {LARGEST:,} that are possible: choose a smaller one with network="
+
+LARGEST_INPUT = 2**28
+"""Numbers in one image or row, at most: 16,384 x 16,384 gray pixels."""
 
 
 def scales_for(size: int) -> int:
@@ -28,7 +41,7 @@ def scales_for(size: int) -> int:
 class Plan(NamedTuple):
     """How to build a network."""
 
-    kind: type[nn.Module]
+    kind: type[WithFeatures]
     arguments: dict[str, Any]
     shape: tuple[int, ...] = (3, 32, 32)
     """The paper's inputs for it: (channels, height, width), or (features,)."""
@@ -62,7 +75,12 @@ TIMM_FAMILIES = (
 
 
 def build(
-    name: str, num_classes: int, input_shape: tuple[int, ...] | None = None, weights: str | Path | None = None
+    name: str,
+    num_classes: int,
+    input_shape: tuple[int, ...] | None = None,
+    weights: str | Path | None = None,
+    *,
+    most: int | None = None,
 ) -> nn.Module:
     """Make a network with fresh weights, drawn from torch's global generator.
 
@@ -73,38 +91,73 @@ def build(
         num_classes: how many logits it gives.
         input_shape: (channels, height, width), or (features,) for `mlp`; None is the paper's for this network.
         weights: a file of weights that a timm model starts from.
+        most: how many parameters it may have, where that is known: as many as there are weights to fill in.
 
     >>> sum(p.numel() for p in build("wrn-28-2", num_classes=10).parameters())
     1469642
     """
     if num_classes < 2:
         raise MixMatchError(f"a classifier needs at least two classes, not {num_classes}")
+    _check_input(name, input_shape)
     if ON in name:
         features, _, head = name.partition(ON)
         frozen: Any = build_frozen(features, input_shape or (3, 32, 32), pretrained=False)
-        return Embedded(frozen, build(head, num_classes, (frozen.feature_size,)))
+        return Embedded(frozen, build(head, num_classes, (frozen.feature_size,), most=most))
     if name.startswith("timm:"):
         return build_timm(name, num_classes, input_shape, weights)
     if weights:
         raise MixMatchError(f"weights= is for networks of timm (timm:NAME), not for '{name}'")
     plan = NETWORKS.get(name) or _wide_resnet(name)
+    arguments = _arguments(name, plan, input_shape)
+    parameters = plan.kind.size(num_classes, **arguments)
+    if parameters > (LARGEST if most is None else min(most, LARGEST)):
+        raise MixMatchError(
+            f"network '{name}' has {parameters:,} parameters for inputs {tuple(input_shape or plan.shape)}, "
+            + (f"more than the {most:,} weights there are" if most is not None and most < LARGEST else TOO_LARGE)
+        )
+    return plan.kind(num_classes, **arguments)
+
+
+def count(name: str, num_classes: int, input_shape: tuple[int, ...]) -> int | None:
+    """How many parameters a network has, without building it; None of one that is not made here."""
+    plan = NETWORKS.get(name) or (_wide_resnet(name) if name.startswith("wrn-") else None)
+    if plan is None:
+        return None
+    _check_input(name, input_shape)
+    return plan.kind.size(num_classes, **_arguments(name, plan, input_shape))
+
+
+def _arguments(name: str, plan: Plan, input_shape: tuple[int, ...] | None) -> dict[str, Any]:
+    """What a network is built with, besides the number of classes."""
     shape = plan.shape if input_shape is None else input_shape
     if len(shape) != len(plan.shape) or min(shape) < 1:
         wanted = (
             "images of shape (channels, height, width)" if len(plan.shape) == 3 else "features of shape (features,)"
         )
         raise MixMatchError(f"network '{name}' takes {wanted}, not {tuple(shape)}")
-    if len(shape) == 1:
-        return plan.kind(num_classes, shape[0], **plan.arguments)
-    size = min(shape[1:])
-    if size < plan.smallest:
-        raise MixMatchError(f"network '{name}' takes images of at least {plan.smallest}x{plan.smallest}, not {shape}")
-    sized = {} if plan.scales is None else {"scales": plan.scales(size)}
-    return plan.kind(num_classes, in_channels=shape[0], **plan.arguments, **sized)
+    arguments: dict[str, Any] = {"features": shape[0], **plan.arguments}
+    if len(shape) == 3:
+        size = min(shape[1:])
+        if size < plan.smallest:
+            least = f"{plan.smallest}x{plan.smallest}"
+            raise MixMatchError(f"network '{name}' takes images of at least {least}, not {shape}")
+        sized = {} if plan.scales is None else {"scales": plan.scales(size)}
+        arguments = {"in_channels": shape[0], **plan.arguments, **sized}
+    return arguments
+
+
+def _check_input(name: str, shape: tuple[int, ...] | None) -> None:
+    """Refuse what is no shape, or one of more numbers than an image can have."""
+    if shape is None:
+        return
+    if not all(isinstance(n, int) and not isinstance(n, bool) for n in shape):
+        raise MixMatchError(f"network '{name}' takes inputs of a shape of whole numbers, not {tuple(shape)}")
+    if math.prod(shape) > LARGEST_INPUT:
+        raise MixMatchError(f"inputs of shape {tuple(shape)} are more than {LARGEST_INPUT:,} numbers each, the limit")
 
 
 def _wide_resnet(name: str) -> Plan:
-    match = re.fullmatch(r"wrn-(\d+)-(\d+)", name)
+    match = re.fullmatch(r"wrn-(\d{1,9})-(\d{1,9})", name)
     if match is None:
         if (model := name.lower().replace("-", "_")).startswith(TIMM_FAMILIES):
             raise MixMatchError(
@@ -115,4 +168,8 @@ def _wide_resnet(name: str) -> Plan:
     depth, width = int(match[1]), int(match[2])
     if depth < 10 or (depth - 4) % 6 or width < 1:
         raise MixMatchError(f"network '{name}': a Wide ResNet's depth is 10, 16, 22, 28 ... and its width 1 or more")
+    if depth > DEEPEST:
+        raise MixMatchError(
+            f"network '{name}': a Wide ResNet's depth is at most {DEEPEST:,}: choose another with network="
+        )
     return Plan(WideResNet, {"filters": 16 * width, "repeat": (depth - 4) // 6})

@@ -28,6 +28,11 @@ class Layer(nn.Module):
         return y
 
 
+def _shapes(f: int) -> list[tuple[int, int, int]]:
+    """Channels, kernel size and padding of each layer."""
+    return [(f, 3, 1)] * 3 + [(2 * f, 3, 1)] * 3 + [(4 * f, 3, 0), (2 * f, 1, 0), (f, 1, 0)]
+
+
 class ConvNet13(WithFeatures):
     """Three layers at each of three sizes, the last without padding and then 1x1; mean over the image; dense.
 
@@ -36,17 +41,24 @@ class ConvNet13(WithFeatures):
 
     def __init__(self, num_classes: int, in_channels: int = 3, filters: int = 128, momentum: float = MOMENTUM) -> None:
         super().__init__()
-        f = filters
-        shapes = [(f, 3, 1)] * 3 + [(2 * f, 3, 1)] * 3 + [(4 * f, 3, 0), (2 * f, 1, 0), (f, 1, 0)]
         layers: list[nn.Module] = []
-        for i, (channels, size, padding) in enumerate(shapes):
+        for i, (channels, size, padding) in enumerate(_shapes(filters)):
             if i in (3, 6):
                 layers.append(nn.MaxPool2d(2))
             layers.append(Layer(in_channels, channels, size, padding, momentum))
             in_channels = channels
         self.layers = nn.Sequential(*layers)
-        self.feature_size = f
-        self.head = linear(f, num_classes, nn.init.xavier_uniform_)
+        self.feature_size = filters
+        self.head = linear(filters, num_classes, nn.init.xavier_uniform_)
+
+    @staticmethod
+    def size(num_classes: int, in_channels: int = 3, filters: int = 128, **_: float) -> int:
+        """How many parameters such a network has, without building it."""
+        total = (filters + 1) * num_classes
+        for channels, size, _padding in _shapes(filters):
+            total += channels * (in_channels * size * size + 3)  # the bias and batch norm's two
+            in_channels = channels
+        return total
 
     def features(self, x: Tensor) -> Tensor:
         maps: Tensor = self.layers(x)

@@ -23,6 +23,9 @@ BASIC = "basic"
 ON = ">"
 """In the name of a network: FEATURES>HEAD."""
 
+MOST_CHANNELS = 4096
+"""Of images, so that the kernels of the first layer fit in memory."""
+
 SIZE, CELLS, ANGLES, GRID = 32, (4, 8), 9, 4
 PATCH, FILTERS, QUARTERS = 6, 128, 2
 SAMPLED, ROUNDS = 20_000, 10
@@ -175,6 +178,10 @@ def build_frozen(
     """
     if len(input_shape) != 3:
         raise MixMatchError(f"features={name} is for images, but the data holds features already: leave it out")
+    if input_shape[0] > MOST_CHANNELS:
+        raise MixMatchError(
+            f"features={name} takes images of at most {MOST_CHANNELS:,} channels, not {input_shape[0]:,}"
+        )
     if name.startswith(PREFIX):
         return build_frozen_timm(name, input_shape, weights, pretrained=pretrained)
     if name != BASIC:

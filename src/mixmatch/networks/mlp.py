@@ -34,6 +34,11 @@ class MLP(WithFeatures):
         self.feature_size = width
         self.head = linear(width, num_classes, nn.init.xavier_uniform_)
 
+    @staticmethod
+    def size(num_classes: int, features: int, width: int = 256, depth: int = 2) -> int:
+        """How many parameters such a network has, without building it."""
+        return features * width + (depth - 1) * width**2 + depth * 2 * width + (width + 1) * num_classes
+
     def features(self, x: Tensor) -> Tensor:
         hidden: Tensor = self.layers(x)
         return hidden

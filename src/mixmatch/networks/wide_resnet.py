@@ -82,6 +82,9 @@ class WithFeatures(nn.Module, ABC):
 
     feature_size: int
     head: nn.Linear
+    size: Callable[..., int]
+    """How many parameters such a network has, of the arguments it is built with. Known before it is built, so that a
+    name that somebody else wrote cannot fill the memory."""
 
     @abstractmethod
     def features(self, x: Tensor) -> Tensor:
@@ -94,6 +97,11 @@ class WithFeatures(nn.Module, ABC):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classify(self.features(x))
+
+
+def _conv(inputs: int, outputs: int, size: int) -> int:
+    """The parameters of a convolution with biases."""
+    return outputs * (inputs * size * size + 1)
 
 
 class WideResNet(WithFeatures):
@@ -131,6 +139,20 @@ class WideResNet(WithFeatures):
         self.norm = batch_norm(channels, momentum)
         self.feature_size = channels
         self.head = linear(channels, num_classes)
+
+    @staticmethod
+    def size(
+        num_classes: int, in_channels: int = 3, filters: int = 32, repeat: int = 4, scales: int = 3, **_: float
+    ) -> int:
+        """How many parameters such a network has, without building it."""
+        total, channels = _conv(in_channels, 16, 3), 16
+        for scale in range(scales):
+            wide = filters << scale
+            first = 2 * channels + _conv(channels, wide, 3) + (_conv(channels, wide, 1) if channels != wide else 0)
+            further = (repeat - 1) * (2 * wide + _conv(wide, wide, 3))
+            total += first + further + repeat * (2 * wide + _conv(wide, wide, 3))
+            channels = wide
+        return total + 2 * channels + (channels + 1) * num_classes
 
     def features(self, x: Tensor) -> Tensor:
         h = self.blocks(self.stem(x))

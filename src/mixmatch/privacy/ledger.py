@@ -32,11 +32,14 @@ from mixmatch.privacy.accountant import Accountant, Costs, Epsilon
 from mixmatch.privacy.checks import PrivacyError, check_delta, positive
 from mixmatch.privacy.mechanisms import Answer, Mechanism, describe, noise_for
 from mixmatch.privacy.votes import Floats, Votes, array_sha256
-from mixmatch.storage import BINARY, PRIVATE, replace_durably, sync_folder, try_lock
+from mixmatch.storage import PRIVATE, open_own, parse_json, read_json, replace_durably, sync_folder, try_lock
 
 FORMAT = 2
 UNCHAINED = 1
 """The format whose lines carry no hash. Such a ledger is continued with lines that do."""
+MOST_BYTES = 2**30
+"""Of a ledger that is read: some millions of answers."""
+
 BLOCK = 64
 SHOWN_ORDERS = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
@@ -80,7 +83,7 @@ def read_lines(path: Path, content: bytes) -> tuple[list[dict[str, Any]], Chain,
     """The lines of a ledger, their chain, and how many bytes they are: what follows is a line that a crash cut short.
     Raises an error if lines that were written are missing or changed."""
     try:
-        kept = json.loads(head_of(path).read_text())
+        kept = read_json(head_of(path), follow=True)
         head = Chain(int(kept["lines"]), str(kept["sha256"]))
     except FileNotFoundError:
         head = Chain()
@@ -218,7 +221,7 @@ class Ledger:
         try:
             if not self.path.parent.exists():
                 self.path.parent.mkdir(0o700, parents=True)
-            handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | BINARY, PRIVATE)
+            handle = open_own(self.path, PRIVATE, most=MOST_BYTES, follow=True)
             file = os.fdopen(handle, "ab+", buffering=0)
             if os.name == "posix":
                 self.path.chmod(PRIVATE)  # one that was made before, too
@@ -339,7 +342,7 @@ class Ledger:
 def _parse(line: bytes) -> dict[str, Any] | None:
     """A line of a ledger; None if it is damaged."""
     try:
-        value = json.loads(line)
+        value = parse_json(line)
     except ValueError:
         return None
     return value if isinstance(value, dict) else None

@@ -31,7 +31,8 @@ from mixmatch.methods import METHODS
 from mixmatch.privacy.runs import RunOptions, Say, make_run, silent, train_runs, write_record
 from mixmatch.privacy.votes import Votes, from_labels
 from mixmatch.settings import resolve
-from mixmatch.storage import PRIVATE, replace_durably
+from mixmatch.storage import PRIVATE, read_json, read_plain, replace_durably
+from mixmatch.training import tensors
 from mixmatch.training.device import pick_device
 from mixmatch.training.run import Record, RunFolder
 from mixmatch.training.session import Work
@@ -241,7 +242,7 @@ def _begin(out: Path, about: Record, shards: Sequence[Indices], resume: bool) ->
     """Write the shards to disk, or check that they are those of the teachers that are there already."""
     path = out / "shards.json"
     try:
-        before = json.loads(path.read_text())
+        before = read_json(path)
     except FileNotFoundError:
         before = None
     except (OSError, ValueError) as error:
@@ -271,10 +272,10 @@ def _begin(out: Path, about: Record, shards: Sequence[Indices], resume: bool) ->
 def _vote(folder: Path, public: Rows, public_sha256: str, device: str) -> npt.NDArray[np.int64]:
     """One teacher's classes for the public images. They are kept in its folder, and computed again only for a teacher
     that was trained further."""
-    model_sha256 = hashlib.sha256(RunFolder(folder).model.read_bytes()).hexdigest()
+    model_sha256 = hashlib.sha256(read_plain(RunFolder(folder).model, tensors.MOST)).hexdigest()
     path = folder / f"votes-{public_sha256[:16]}-{model_sha256[:8]}.npy"
     if path.exists():
-        return np.asarray(np.load(path, allow_pickle=False))
+        return np.asarray(np.load(io.BytesIO(read_plain(path, tensors.MOST)), allow_pickle=False))
     model = load_run(folder, device)
     pieces = [model.probabilities(public.inputs[i : i + 4096]).argmax(axis=1) for i in range(0, len(public), 4096)]
     ballot = np.concatenate(pieces).astype(np.int64)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from mixmatch import storage
 from mixmatch.errors import unknown
 from mixmatch.privacy.checks import PrivacyError
 
@@ -114,7 +114,7 @@ def read_votes(
 def vote_classes(path: Path, votes: Votes) -> list[str] | None:
     """The names of the classes voted for, from the description beside a vote file, if there is one of these votes."""
     try:
-        about = json.loads(path.with_suffix(".json").read_text())
+        about = storage.read_json(path.with_suffix(".json"), follow=True)
     except (OSError, ValueError):
         return None
     if not isinstance(about, dict) or about.get("votes_sha256") != votes.sha256:
@@ -170,7 +170,7 @@ def read_integers(path: Path) -> npt.NDArray[np.int64]:
 
 def read_json(path: Path) -> Any:
     """What a JSON file holds."""
-    return open_file(path, lambda: json.loads(path.read_text()))
+    return open_file(path, lambda: storage.read_json(path, follow=True))
 
 
 def read_matrix(path: Path, dimensions: tuple[int, ...] = (2,)) -> npt.NDArray[Any]:

@@ -18,7 +18,7 @@ from mixmatch.training.cross_validate import cross_validate as validate
 from mixmatch.training.cross_validate import number_of_folds
 from mixmatch.training.device import pick_device
 from mixmatch.training.gain import Gain, measure_gain
-from mixmatch.training.run import RunFolder
+from mixmatch.training.run import RunFolder, baseline_of
 from mixmatch.training.session import Work, completed, kind_of
 
 
@@ -52,7 +52,7 @@ def conclude(
         validate(settings, data, device, job.out, method=work.method, reporter=reporter)
         if alone is not None and not tested:
             full = completed(alone[0], lambda name: name in alone[1], data.source, device, kind_of(job.settings.data))
-            validate(full, data, device, job.out / "baseline", reporter=reporter)
+            validate(full, data, device, baseline_of(job.out), reporter=reporter)
     gain = _gain(work, data, *alone) if alone is not None and tested else None
     report, page, _ = write_report(job.out, data=data, gain=gain, device=job.device, network=work.network)
     return report, page
@@ -73,7 +73,7 @@ def _alone(work: Work, settings: Settings) -> tuple[Settings, tuple[str, ...]]:
 def _gain(work: Work, data: Data, alone: Settings, given: tuple[str, ...]) -> Gain:
     """Train on the labels alone, in `baseline/`, and measure the difference."""
     job = work.job
-    folder = job.out / "baseline"
+    folder = baseline_of(job.out)
     again = replace(job, settings=alone, out=folder, given=given, resume=True, checkpoint=None)
     run_one(replace(work, job=again, data=data, method=None, network=copy.deepcopy(work.network), also=(), note=""))
     trained, baseline = (load_run(path, job.device, copy.deepcopy(work.network)) for path in (job.out, folder))

@@ -32,7 +32,7 @@ from mixmatch.training.cross_validate import OutOfFold, load_cross_validation
 from mixmatch.training.device import pick_device
 from mixmatch.training.evaluate import predict_logits
 from mixmatch.training.gain import Gain, compare_errors, measure_gain
-from mixmatch.training.run import Record, RunFolder
+from mixmatch.training.run import Record, RunFolder, baseline_of
 from mixmatch.training.session import open_data, open_run
 
 SHOWN = 24
@@ -170,7 +170,7 @@ def gather(
         data = open_run(run, lambda settings: open_data(settings, data_dir, device=device), data)
     source, split = data.source, data.split
     evaluated, verdict = evaluate_run(path, data, model)
-    baseline = RunFolder(path / "baseline")
+    baseline = RunFolder(baseline_of(path))
     has_baseline = baseline.exists() and baseline.result() is not None and baseline.config()["split"] == config["split"]
     if gain is None and has_baseline and evaluated is not None and not verdict.cross_validated:
         known = _known(data)

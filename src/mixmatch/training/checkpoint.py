@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,11 +19,10 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import safetensors
-import safetensors.torch
 from torch import Tensor
 
-from mixmatch.storage import sync_folder, write_durably
+from mixmatch.storage import read_json, refuse_link, remove_doomed, remove_folder, sync_folder, write_durably
+from mixmatch.training import tensors
 
 KEPT = 2
 TENSORS = ("weights", "ema", "optimizer", "method")
@@ -51,7 +52,8 @@ def name_of(step: int) -> str:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, newest first."""
+    """The checkpoints in a folder, newest first. A link in the folder's place is an `OSError`."""
+    refuse_link(folder)
     return sorted(folder.glob("step-*"), key=step_of, reverse=True)
 
 
@@ -66,17 +68,19 @@ def save(folder: Path, checkpoint: Checkpoint, check: Callable[[], None] = lambd
     Args:
         check: called when all is written, before the checkpoint is put in its place; an error keeps it from there.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    refuse_link(folder)
+    folder.mkdir(exist_ok=True)  # never the run folder: one that is gone was moved or removed
     _clean(folder)
     # A name of its own, so that two processes never write to the same files.
     temporary, final = folder / ".writing" / uuid4().hex, folder / name_of(checkpoint.step)
     try:
-        temporary.mkdir(parents=True)
+        temporary.parent.mkdir(exist_ok=True)
+        temporary.mkdir()
         hashes = {}
         for part in TENSORS:
             if part == "method" and not checkpoint.method:
                 continue
-            content = to_bytes(getattr(checkpoint, part))
+            content = tensors.to_bytes(getattr(checkpoint, part))
             hashes[part] = hashlib.sha256(content).hexdigest()
             write_durably(temporary / f"{part}.safetensors", content)
         state = {**checkpoint.state, "sha256": {**hashes, "state": _state_hash(checkpoint.state)}}
@@ -88,20 +92,25 @@ def save(folder: Path, checkpoint: Checkpoint, check: Callable[[], None] = lambd
         with contextlib.suppress(OSError):  # another process may be writing there
             temporary.parent.rmdir()
         raise
-    if final.exists():
+    if os.path.lexists(final):
         final.rename(folder / ".replaced")
     temporary.rename(final)
     sync_folder(folder)
     _clean(folder)
     for old in list_checkpoints(folder)[KEPT:]:
-        shutil.rmtree(old)
+        remove_folder(old)
     return final
 
 
-def load(path: Path) -> Checkpoint:
-    """Read a checkpoint, checking every file against its hash."""
+def load(path: Path, most: int = tensors.MOST) -> Checkpoint:
+    """Read a checkpoint, checking every file against its hash.
+
+    Args:
+        most: bytes that a file of tensors may have.
+    """
     try:
-        state = json.loads((path / "state.json").read_text())
+        refuse_link(path)
+        state = read_json(path / "state.json")
         hashes = state.pop("sha256")
         if _state_hash(state) != hashes["state"]:
             raise Damaged("state.json is not what was written")
@@ -109,42 +118,47 @@ def load(path: Path) -> Checkpoint:
         for part in TENSORS:
             if part == "method" and part not in hashes:
                 continue
-            content = (path / f"{part}.safetensors").read_bytes()
-            if hashlib.sha256(content).hexdigest() != hashes[part]:
+            parts[part], sha256 = _tensors(path / f"{part}.safetensors", most)
+            if sha256 != hashes[part]:
                 raise Damaged(f"{part}.safetensors is not what was written")
-            parts[part] = safetensors.torch.load(content)
+        _check_state(state)
         checkpoint = Checkpoint(**parts, state=state)
         if name_of(checkpoint.step) != path.name:
             raise Damaged(f"state.json is of step {checkpoint.step}")
     except FileNotFoundError as error:
         raise Damaged(f"{Path(error.filename).name} is missing") from None
+    except OSError as error:
+        raise Damaged(f"{Path(error.filename or path).name} cannot be read ({error.strerror or error})") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:  # JSONDecodeError is a ValueError
         raise Damaged(f"state.json cannot be read ({error})") from None
-    except safetensors.SafetensorError as error:
-        raise Damaged(str(error)) from None
     return checkpoint
+
+
+def _tensors(path: Path, most: int) -> tensors.Read:
+    try:
+        return tensors.read(path, most)
+    except ValueError as error:
+        raise Damaged(f"{path.name} is not what was written ({error})") from None
+
+
+def _check_state(state: Mapping[str, Any]) -> None:
+    """Refuse what no run has written: a stranger's hashes may be right."""
+    counts = [state.get(name, 0) for name in ("step", "summed", "evaluations")]
+    counted = all(type(count) is int and 0 <= count < 2**53 for count in counts)
+    seconds, sums = state.get("seconds", 0.0), state.get("sums", {}).values()
+    timed = isinstance(seconds, int | float) and 0 <= seconds < math.inf
+    if not counted or not timed or not all(isinstance(value, int | float) for value in sums):
+        raise Damaged("state.json holds numbers that no run has written")
 
 
 def _state_hash(state: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
-def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Tensors as a safetensors file: the same bytes for the same content."""
-    # Each tensor is copied, because the format refuses tensors that share memory.
-    plain = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    content = safetensors.torch.save(plain, None)
-    if not metadata:
-        return content
-    # The library writes metadata in an order that changes from process to process.
-    length = int.from_bytes(content[:8], "little")
-    header = {"__metadata__": dict(sorted(metadata.items())), **json.loads(content[8 : 8 + length])}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + content[8 + length :]
-
-
 def _clean(folder: Path) -> None:
     """Remove what an interrupted save left behind."""
+    remove_doomed(folder)
     for left in (folder / ".writing", folder / ".replaced"):
+        if left.is_symlink() or left.is_file():
+            left.unlink()
         shutil.rmtree(left, ignore_errors=True)

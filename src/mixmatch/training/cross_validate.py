@@ -20,7 +20,7 @@ from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
 from mixmatch.methods.base import Method
 from mixmatch.settings import Settings
-from mixmatch.storage import replace_durably
+from mixmatch.storage import read_json, replace_durably
 from mixmatch.text import count
 from mixmatch.training.device import default_threads
 from mixmatch.training.progress import Quiet, Reporter
@@ -219,10 +219,10 @@ def _kept(path: Path, about: Record) -> list[Record]:
 
 
 def _read(path: Path) -> Record | None:
-    if not path.exists():
-        return None
     try:
-        content = json.loads(path.read_text())
+        content = read_json(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except (OSError, ValueError):
         content = None
     if not isinstance(content, dict) or content.get("format") != 1:

@@ -199,10 +199,7 @@ class Loop:
                 "rate in another folder"
             )
         kept = f"the last checkpoint, step {saved:,}, is intact" if saved >= 0 else "nothing was saved yet"
-        return MixMatchError(
-            f"cannot write to {self.run.path} ({error.strerror or error}): {kept}; make room, then continue with "
-            "resume=True"
-        )
+        return self.run.cannot_write(error, f"{kept}; ")
 
 
 class Readings:

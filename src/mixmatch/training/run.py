@@ -12,21 +12,37 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from mixmatch import networks
 from mixmatch.errors import MixMatchError
-from mixmatch.storage import replace_durably, temporary, try_lock, write_durably
+from mixmatch.storage import (
+    NotPlain,
+    open_own,
+    open_plain,
+    parse_json,
+    read_json,
+    read_plain,
+    refuse_link,
+    remove_folder,
+    replace_durably,
+    temporary,
+    try_lock,
+    write_durably,
+)
 from mixmatch.text import duration, html_table
-from mixmatch.training import checkpoint
+from mixmatch.training import checkpoint, tensors
 from mixmatch.training.checkpoint import Checkpoint, Damaged
 
 Record = dict[str, Any]
 FORMAT = 1
+MOST_METRICS, LONGEST_LINE = 2**30, 2**20
+"""Bytes of metrics.jsonl and of a line in it, at most."""
+
 EVENTS = "events.out.tfevents"
 """What the names of TensorBoard's files begin with."""
 
@@ -87,7 +103,7 @@ class RunFolder:
         others = [e for e in self.path.iterdir() if e.name not in own and not e.name.startswith((".", EVENTS))]
         metrics = self.path / "metrics.jsonl"
         evaluated = metrics.exists() and metrics.stat().st_size > 0
-        return not (others or evaluated or checkpoint.list_checkpoints(self.checkpoints))
+        return not (others or evaluated or self._checkpoints())
 
     def continues(self, resume: bool) -> bool:
         """Whether a job in this folder continues what is there. A run that saved nothing is begun again, unless it is
@@ -102,24 +118,31 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / ".lock").open("a+")
+            checkpoint.list_checkpoints(self.checkpoints)
+            handle = open_own(self.path / ".lock")
+        except NotPlain as error:
+            raise MixMatchError(f"cannot write to {self.path}: {_place(error)}") from None
         except OSError as error:
             raise MixMatchError(
                 f"cannot write to {self.path}: {error.strerror}; choose another folder with out="
             ) from None
-        with file:
-            if not try_lock(file.fileno()):
+        try:
+            if not try_lock(handle):
                 raise Busy(f"another process is writing to {self.path}: wait for it or choose another folder with out=")
             self._held, self._attempt = True, ""
-            try:
-                yield
-            except OSError as error:
-                why = error.strerror or error
-                raise MixMatchError(
-                    f"cannot write to {self.path} ({why}): make room, then continue with resume=True"
-                ) from None
-            finally:
-                self._held = False
+            yield
+        except OSError as error:
+            raise self.cannot_write(error) from None
+        finally:
+            self._held = False
+            os.close(handle)
+
+    def cannot_write(self, error: OSError, kept: str = "") -> MixMatchError:
+        """What to say of a write that failed."""
+        if isinstance(error, NotPlain):
+            return MixMatchError(f"cannot write to {self.path}: {_place(error)}")
+        why = error.strerror or error
+        return MixMatchError(f"cannot write to {self.path} ({why}): {kept}make room, then continue with resume=True")
 
     def attempt(self) -> int:
         """How many times this run was begun or resumed; 0 if an earlier version did it."""
@@ -127,8 +150,10 @@ class RunFolder:
         return int(number) if number.isdecimal() else 0
 
     def _attempt_file(self) -> str:
-        path = self.path / ".attempt"
-        return path.read_text().strip() if path.exists() else ""
+        try:
+            return read_plain(self.path / ".attempt", 4096).decode(errors="replace").strip()
+        except FileNotFoundError:
+            return ""
 
     def _begin_attempt(self) -> None:
         """Two that begin at once have the same number; their marks differ, and the last one written counts."""
@@ -178,22 +203,36 @@ class RunFolder:
         """The evaluations so far. A last line cut short by a crash does not count."""
         path = self.path / "metrics.jsonl"
         records: list[Record] = []
-        for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
-            if line.endswith(b"\n"):
-                try:
-                    record = json.loads(line)
-                except ValueError:
-                    record = None
-                if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-                    number = len(records) + 1
-                    raise MixMatchError(f"line {number} of {path} is damaged: start again in another folder")
-                records.append(record)
+        for line in self._lines():
+            try:
+                record = parse_json(line)
+            except ValueError:
+                record = None
+            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+                number = len(records) + 1
+                raise MixMatchError(f"line {number} of {path} is damaged: start again in another folder")
+            records.append(record)
         return records
+
+    def _lines(self) -> Iterator[bytes]:
+        """The whole lines of metrics.jsonl."""
+        path = self.path / "metrics.jsonl"
+        try:
+            with open_plain(path, MOST_METRICS) as file:
+                while line := file.readline(LONGEST_LINE):
+                    if len(line) == LONGEST_LINE:
+                        raise ValueError("a line without an end")
+                    if line.endswith(b"\n"):
+                        yield line
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            raise MixMatchError(f"{path} cannot be read ({error}): start again in another folder") from None
 
     def append_metrics(self, record: Record) -> None:
         self.check_attempt()
-        with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        with os.fdopen(open_own(self.path / "metrics.jsonl"), "ab") as file:
+            file.write(json.dumps(record).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -221,7 +260,7 @@ class RunFolder:
 
         A damaged one is an error that names the older one to continue from: that is for the user to decide.
         """
-        found = checkpoint.list_checkpoints(self.checkpoints)
+        found = self._checkpoints()
         if name is not None and name not in [path.name for path in found]:
             have = ", ".join(path.name for path in found) or "none"
             raise MixMatchError(f"{self.path} has no checkpoint '{name}' (there is: {have})")
@@ -229,7 +268,7 @@ class RunFolder:
         if chosen is None:
             return None
         try:
-            return checkpoint.load(chosen)
+            return checkpoint.load(chosen, self._most_tensors())
         except Damaged as error:
             older = next((path.name for path in found[found.index(chosen) + 1 :]), None)
             advice = f"continue from the one before it with checkpoint={older}" if older else "there is no older one"
@@ -238,16 +277,35 @@ class RunFolder:
     def forget_after(self, step: int) -> None:
         """Remove what came after a checkpoint one goes back to, so that a run stopped again continues from there."""
         self._forget_end()
-        for path in checkpoint.list_checkpoints(self.checkpoints):
+        for path in self._checkpoints():
             if path.name == checkpoint.name_of(step):
                 break
-            shutil.rmtree(path)
+            remove_folder(path)
+
+    def _checkpoints(self) -> list[Path]:
+        """Newest first."""
+        try:
+            return checkpoint.list_checkpoints(self.checkpoints)
+        except NotPlain as error:
+            raise MixMatchError(_place(error)) from None
+
+    def _most_tensors(self) -> int:
+        """Bytes that a file of a checkpoint may have: a stranger's is not read beyond what its network needs."""
+        if not self.exists():
+            return tensors.MOST
+        config = self.config()
+        settings = config["settings"]
+        if str(settings.get("features", "none")).startswith("timm:"):  # only timm knows how large it is
+            return tensors.MOST
+        name, shape = str(settings.get("network", "")), tuple(config["input_shape"])
+        parameters = networks.count(name, len(config["classes"]), shape)
+        return tensors.MOST if parameters is None else 32 * parameters + 2**28
 
     def _forget_end(self) -> None:
         """Remove what a finished run has: until there is another, its newest checkpoint is its model."""
         self.check_attempt()
         (self.path / "result.json").unlink(missing_ok=True)
-        if checkpoint.list_checkpoints(self.checkpoints):
+        if self._checkpoints():
             self.model.unlink(missing_ok=True)
 
     def _write(self, name: str, content: Record) -> None:
@@ -257,11 +315,26 @@ class RunFolder:
     def _read(self, name: str, missing: str | None = None) -> Record:
         path = self.path / name
         try:
-            content = json.loads(path.read_text())
+            content = read_json(path)
         except (FileNotFoundError, NotADirectoryError):
             raise MixMatchError(missing or f"{path} is missing") from None
         except (OSError, ValueError) as error:
-            raise MixMatchError(f"{path} cannot be read ({error})") from None
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise MixMatchError(f"{path} cannot be read ({why})") from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise MixMatchError(f"{path} was not written by this version of mixmatch")
         return content
+
+
+def baseline_of(run: Path) -> Path:
+    """Where the run on the labels alone is that belongs to a run."""
+    try:
+        refuse_link(run / "baseline")
+    except NotPlain as error:
+        raise MixMatchError(_place(error)) from None
+    return run / "baseline"
+
+
+def _place(error: OSError) -> str:
+    """What is in the way, and where."""
+    return f"{error.filename}: {error.strerror}"
