@@ -51,7 +51,7 @@ export class LabelView {
   open() {
     $(".tools").replaceChildren(this.select, this.search, this.again, h("span", { class: "grow" }), this.size, this.switch);
     this.options();
-    this.go(this.filter);
+    this.go(this.filter).then(() => matchMedia("(hover: hover)").matches && $("#first-class")?.focus());
   }
 
   options() {
@@ -162,7 +162,12 @@ export class LabelView {
     if (key === this.shown && $(".banners").firstChild) return;
     this.shown = key;
     const banner = this.next(counts, left);
+    const typing = document.activeElement?.id === "first-class" ? document.activeElement.value : null;
     $(".banners").replaceChildren(banner ?? "");
+    if (typing === null) return;
+    const field = $("#first-class") ?? this.side.field; // whoever types goes on typing
+    field.value = typing;
+    field.focus();
   }
 
   next(counts, left) {
@@ -198,8 +203,7 @@ export class LabelView {
     const field = h("input", { type: "text", placeholder: found ? "Second class, e.g. dog" : "First class, e.g. cat", "aria-label": "Name of a class", id: "first-class", maxlength: "80", autocomplete: "off" });
     const form = h("form", { class: "acts", onsubmit: async (event) => {
       event.preventDefault();
-      await this.side.submit(field.value.trim());
-      ($("#first-class") ?? this.side.field).focus();
+      await this.side.submit(field);
     } }, field, h("button", { type: "submit", class: "primary" }, "Add"));
     const text = found ? "And the second one. Each class gets a key: press it, and the selected pictures have that label." : "What do your pictures show? Name the first class.";
     return h("div", { class: "banner" }, h("p", {}, text), form);

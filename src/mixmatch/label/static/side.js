@@ -15,7 +15,7 @@ export class Side {
     Object.assign(this, { store, bench });
     this.list = h("ul", { class: "classes" });
     this.marks = h("ul", { class: "classes marks" });
-    this.field = h("input", { type: "text", id: "new-class", placeholder: "Add or find a class", "aria-label": "Add or find a class", maxlength: "80", autocomplete: "off", spellcheck: "false", oninput: () => this.find() });
+    this.field = h("input", { type: "text", id: "new-class", placeholder: "Add or find a class", "aria-label": "Add or find a class", maxlength: "80", autocomplete: "off", spellcheck: "false", oninput: () => this.find(), onkeydown: (event) => event.key === "Escape" && ((this.field.value = ""), this.find(), bench.focus()) });
     this.progress = h("div", { class: "progress" });
     const manage = h("button", { type: "button", class: "plain", id: "manage", onclick: () => this.manage() }, "Edit");
     const form = h("form", { onsubmit: (event) => (event.preventDefault(), this.submit()) }, this.field, h("button", { type: "submit" }, "Add"));
@@ -96,20 +96,26 @@ export class Side {
     }
   }
 
-  // A new name becomes a class; the name of a class labels the selection.
-  async submit(name = this.field.value.trim()) {
+  // A new name becomes a class; the name of a class labels the selection. The field is free for the next name at once.
+  async submit(field = this.field) {
+    const name = field.value.trim();
     if (!name) return;
-    const known = this.store.classes.find((each) => each.name.toLowerCase() === name.toLowerCase());
-    if (known) this.bench.label(known.id);
-    else if (!(await this.act({ do: "add", name }))) return;
-    this.field.value = "";
+    field.value = "";
     this.find();
-    if (known) this.bench.focus();
-    else this.field.focus();
+    const known = this.store.classes.find((each) => each.name.toLowerCase() === name.toLowerCase());
+    if (known) {
+      this.bench.label(known.id);
+      this.bench.focus();
+    } else if (!(await this.act({ do: "add", name })) && !field.value) field.value = name;
   }
 
-  // A change of the classes: after everything that was labeled before it.
-  async act(body) {
+  // A change of the classes: after everything that was labeled before it, and one after the other.
+  act(body) {
+    this.acting = (this.acting ?? Promise.resolve()).then(() => this.send(body));
+    return this.acting;
+  }
+
+  async send(body) {
     try {
       await this.bench.outbox.flush();
       this.store.absorb(await post("/api/classes", { id: newId(), since: this.store.seq, listing: this.store.listing, ...body }));

@@ -1,0 +1,336 @@
+"""The labeling page in a real browser, against the real server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browsing import BROWSER, FLAGS, Server, Watched, digits, need_browser
+
+pytestmark = pytest.mark.slow
+Open = Callable[..., Any]
+CLASSES = {"a": "1", "b": "2", "c": "3"}
+"""The key of each class: `digits` names pictures by their class."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    need_browser()
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Path], Server]]:
+    servers: list[Server] = []
+
+    def start(folder: Path) -> Server:
+        servers.append(Server(folder))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        if server.process.poll() is None:
+            server.kill()
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[..., Watched]]:
+    """Open the page as a person of one's own: a browser without a memory."""
+    contexts = []
+
+    def visit(address: str, **options: Any) -> Watched:
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+        contexts.append(context)
+        return Watched(context, address)
+
+    yield visit
+    for context in contexts:
+        context.close()
+
+
+def name_classes(page: Any, *names: str) -> None:
+    """Type them, as the page asks for."""
+    for i, name in enumerate(names):
+        field = page.locator("#first-class" if i < 2 else "#new-class")
+        field.fill(name)
+        field.press("Enter")
+        page.locator(f".side [data-value='{i}']").wait_for()
+    page.locator("#new-class").press("Escape")  # back to the pictures
+
+
+def current(page: Any) -> str:
+    """The name of the picture that has the focus."""
+    return str(page.locator("#foot .file").inner_text())
+
+
+def saved(page: Any) -> None:
+    page.locator("#saved", has_text=re.compile("^Saved$")).wait_for()
+
+
+def shown(page: Any) -> int:
+    """Pictures that are labeled, as the page counts them."""
+    return int(page.locator("#labeled").inner_text().replace(",", ""))
+
+
+def test_thirty_pictures_by_keys_alone(tmp_path: Path, serve: Open, visit: Open) -> None:
+    server = serve(digits(tmp_path / "photos", 20))
+    watched = visit(server.address)
+    page, keys = watched.page, watched.page.keyboard
+    page.locator("#first-class").wait_for()
+    page.locator("#first-class:focus").wait_for()  # nothing needs a click
+    keys.type("a\nb\n")
+    page.locator("#new-class:focus").wait_for()
+    keys.press("Escape")
+    expected = {}
+    for _ in range(30):
+        name = current(page)
+        assert name not in expected  # each key moves on by itself
+        expected[name] = name[4]
+        keys.press(CLASSES[name[4]])
+    saved(page)
+    assert shown(page) == 30
+    assert "labeled" not in page.url
+    watched.check()
+    assert server.labels() == expected
+
+
+def test_select_as_in_a_file_manager(tmp_path: Path, serve: Open, visit: Open) -> None:
+    server = serve(digits(tmp_path / "photos", 20))
+    watched = visit(server.address)
+    page, keys = watched.page, watched.page.keyboard
+    name_classes(page, "a", "b")
+    page.locator("#filter").select_option("all")
+    names = sorted(path.name for path in server.folder.glob("*.png"))
+
+    def tile(index: int) -> Any:
+        return page.locator(f"#grid-{index}")
+
+    tile(2).click()
+    tile(9).click(modifiers=["Shift"])
+    keys.press("1")
+    saved(page)
+    expected = dict.fromkeys(names[2:10], "a")
+    tile(12).click()
+    tile(14).click(modifiers=["Control"])
+    tile(15).click(modifiers=["Control"])
+    tile(14).click(modifiers=["Control"])  # out again
+    keys.press("2")
+    saved(page)
+    expected |= dict.fromkeys([names[12], names[15]], "b")
+    keys.press("Home")
+    first, last = tile(0).bounding_box(), tile(1).bounding_box()
+    page.mouse.move(first["x"] + first["width"] / 2, first["y"] + first["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(last["x"] + last["width"] / 2, last["y"] + last["height"] / 2, steps=4)
+    page.mouse.up()
+    assert "labels 2 selected" in page.locator("#which").inner_text()
+    keys.press("1")
+    saved(page)
+    expected |= dict.fromkeys(names[:2], "a")
+    assert shown(page) == len(expected)
+    keys.press("Control+a")
+    assert "labels 40 selected" in page.locator("#which").inner_text()
+    keys.press("2")
+    keys.press("Control+z")  # one key, one undo, however many
+    saved(page)
+    assert shown(page) == len(expected)
+    watched.check()
+    assert server.labels() == expected
+
+
+def test_undo_after_a_restart(tmp_path: Path, serve: Open, visit: Open) -> None:
+    server = serve(digits(tmp_path / "photos", 5))
+    watched = visit(server.address)
+    page, keys = watched.page, watched.page.keyboard
+    name_classes(page, "a", "b")
+    first = current(page)
+    keys.press("1")
+    keys.press("Shift+ArrowRight")
+    keys.press("2")
+    saved(page)
+    assert shown(page) == 3
+    server.stop()
+    server.start()
+    page.reload()
+    page.locator("#undo:enabled").wait_for()
+    page.locator("#grid").press("Control+z")
+    page.locator("#labeled", has_text=re.compile("^1$")).wait_for()
+    keys.press("Control+Shift+z")
+    page.locator("#labeled", has_text=re.compile("^3$")).wait_for()
+    keys.press("Control+z")
+    page.locator("#labeled", has_text=re.compile("^1$")).wait_for()
+    saved(page)
+    watched.check("ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET", "ERR_EMPTY_RESPONSE")
+    assert server.labels() == {first: "a"}
+
+
+def test_nothing_is_lost_when_the_server_is_killed(tmp_path: Path, serve: Open, visit: Open) -> None:
+    server = serve(digits(tmp_path / "photos", 20))
+    watched = visit(server.address)
+    page, keys = watched.page, watched.page.keyboard
+    name_classes(page, "a", "b")
+    expected = {}
+
+    def label(many: int) -> None:
+        for _ in range(many):
+            name = current(page)
+            expected[name] = name[4]
+            keys.press(CLASSES[name[4]])
+
+    label(6)
+    server.kill()  # in the middle: some are answered, some are on their way
+    label(8)
+    bar = page.locator("#bars [role=alert]")
+    bar.wait_for()
+    waiting = int(re.search(r"(\d+) labels? (?:are|is) kept", bar.inner_text())[1])
+    assert 8 <= waiting <= 14
+    assert f"{waiting} not saved" in page.locator("#saved").inner_text()
+    assert shown(page) == 14
+    server.start()
+    saved(page)
+    assert bar.count() == 0
+    label(3)
+    saved(page)
+    server.kill()
+    label(4)
+    page.close()  # with labels that nobody has
+    server.start()
+    again = Watched(page.context, server.address)
+    again.page.locator("#labeled", has_text=re.compile("^21$")).wait_for()
+    saved(again.page)
+    assert again.page.evaluate("Object.keys(localStorage).filter((key) => key.includes('outbox')).length") == 0
+    again.check()
+    watched.check("ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET", "ERR_EMPTY_RESPONSE")
+    assert server.labels() == expected
+
+
+def test_two_people_in_conflict(tmp_path: Path, serve: Open, visit: Open) -> None:
+    server = serve(digits(tmp_path / "photos", 5))
+    ann, bob = visit(server.address), visit(server.address)
+    name_classes(ann.page, "a", "b")
+    for person, name in ((ann, "ann"), (bob, "bob")):
+        person.page.evaluate("who => fetch('/api/who', {method: 'POST', headers: {'Content-Type': 'application/json'}, body: JSON.stringify({who})})", name)  # fmt: skip # noqa: E501
+    bob.page.locator(".side [data-value='1']").wait_for()  # bob sees ann's classes
+    bob.page.route("**/api/**", lambda route: route.abort())
+    for person, key in ((bob, "2"), (ann, "1")):
+        person.page.locator("#grid-0").click()
+        person.page.keyboard.press(key)
+    saved(ann.page)
+    bob.page.unroute("**/api/**")
+    bob.page.locator("#decide").click()
+    answers = bob.page.locator("dialog .pair button")
+    assert [text.split()[0] for text in answers.all_inner_texts()] == ["a", "b"]
+    assert "ann" in answers.nth(0).inner_text()
+    assert "you" in answers.nth(1).inner_text()
+    ann.page.locator("#tab-check .n", has_text="1").wait_for()  # she is told too
+    answers.nth(1).click()
+    saved(bob.page)
+    ann.page.locator("#grid-0 .tag", has_text="b").wait_for()
+    ann.page.locator("#tab-check .n").wait_for(state="detached")
+    ann.check()
+    bob.check("ERR_FAILED", "409")
+    assert list(server.labels().values()) == ["b"]
+
+
+def test_names_are_text(tmp_path: Path, serve: Open, visit: Open) -> None:
+    folder = digits(tmp_path / "photos", 2)
+    evil = "<img src=x onerror=alert(1)>"
+    next(folder.glob("*.png")).rename(folder / f"{evil}.png")
+    (folder / "broken <b>.png").write_text("<svg onload='alert(1)'/>")
+    watched = visit(serve(folder).address)
+    page = watched.page
+    page.on("dialog", lambda dialog: watched.errors.append(dialog.message))
+    name_classes(page, f"{evil} class", "<b>bold</b>")
+    page.locator("#search").fill(evil[:9])
+    page.locator("#grid-1").wait_for(state="detached")
+    assert current(page) == f"{evil}.png"
+    page.locator("#grid").focus()
+    page.keyboard.press("1")
+    assert page.locator("#grid-0 .tag").inner_text() == f"{evil} class"
+    page.keyboard.press("Enter")
+    page.locator("#single figcaption").wait_for()
+    assert evil in page.locator("#single .file").inner_text()
+    assert page.locator("main img[src=x], main b:has-text('bold')").count() == 0
+    saved(page)
+    watched.check("422")  # of the file that is no picture
+
+
+def test_phone(tmp_path: Path, serve: Open, visit: Open) -> None:
+    server = serve(digits(tmp_path / "photos", 20))
+    phone = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
+    watched = visit(server.address, **phone)
+    page = watched.page
+    name_classes(page, "a", "b")
+    for tab in ("guesses", "check", "train", "label"):
+        page.locator(f"#tab-{tab}").tap()
+        page.wait_for_timeout(150)
+        assert page.evaluate("[document.documentElement.scrollWidth, document.body.scrollHeight]") == [360, 740]
+    page.locator("#grid-0").wait_for()
+    lefts = {page.locator(f"#grid-{i}").bounding_box()["x"] for i in range(6)}
+    assert len(lefts) == 3  # pictures side by side
+    name = current_on_phone = page.locator("#grid-1").get_attribute("aria-label").split(",")[0]
+    page.locator("#grid-1").tap()
+    page.locator("#single:not([hidden])").wait_for()
+    page.locator(f".side [data-value='{'ab'.index(name[4])}']").tap()
+    saved(page)
+    assert page.locator("#single").get_attribute("aria-label") != current_on_phone  # the next one
+    for button in page.locator(".side .class:visible, .tabs button:visible").all():
+        assert button.bounding_box()["height"] >= 35
+    watched.check("404")
+    assert server.labels() == {name: name[4]}
+
+
+def test_calm_dark_and_said_aloud(tmp_path: Path, serve: Open, visit: Open) -> None:
+    server = serve(digits(tmp_path / "photos", 20))
+    watched = visit(server.address, reduced_motion="reduce", color_scheme="dark")
+    page = watched.page
+    name_classes(page, "a", "b")
+    page.locator("#grid-0").click()
+    page.keyboard.press("Shift+ArrowRight")
+    moving = "document.getAnimations().length + [...document.querySelectorAll('*')].filter(e => parseFloat(getComputedStyle(e).transitionDuration) > 0).length"  # fmt: skip # noqa: E501
+    page.keyboard.press("1")
+    assert page.evaluate(moving) == 0
+    assert "a. Undo with" in page.locator("#spoken").inner_text()
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert max(map(int, re.findall(r"\d+", paper)[:3])) < 60
+    # every control has a name, every picture says what it is and whether it is selected
+    nameless = "[...document.querySelectorAll('button, input, select, a')].filter(e => e.checkVisibility() && !(e.ariaLabel || e.innerText.trim() || e.labels?.length)).map(e => e.outerHTML)"  # fmt: skip # noqa: E501
+    assert page.evaluate(nameless) == []
+    grid = page.locator("#grid")
+    assert grid.get_attribute("role") == "listbox"
+    active = page.locator(f"#{grid.get_attribute('aria-activedescendant')}")
+    assert active.get_attribute("role") == "option"
+    assert active.get_attribute("aria-selected") == "true"
+    assert active.get_attribute("aria-setsize") == "40"
+    assert page.locator("#grid-0").get_attribute("aria-label") == "000-a.png, a"
+    assert page.locator("[role=tab][aria-selected=true]").inner_text() == "Label"
+    # keys that label do so only where the pictures have the focus
+    page.locator("#search").fill("1")
+    page.locator("#tab-label").focus()
+    page.keyboard.press("2")
+    saved(page)
+    watched.check()
+    assert set(server.labels().values()) == {"a"}
+
+
+def test_size_of_the_page(tmp_path: Path, serve: Open, visit: Open) -> None:
+    """No framework, little to load, and few nodes however many pictures there are."""
+    server = serve(digits(tmp_path / "photos", 170, (0, 1, 2)))
+    watched = visit(server.address, viewport={"width": 2560, "height": 1440})
+    page = watched.page
+    page.locator("#grid-0").wait_for()
+    sent = page.evaluate("performance.getEntriesByType('resource').filter(e => /static|\\/$/.test(e.name)).reduce((sum, e) => sum + e.transferSize, 0)")  # fmt: skip # noqa: E501
+    assert 10_000 < sent < 100_000
+    assert page.evaluate("document.querySelectorAll('#grid *').length") < 300
+    page.evaluate("document.querySelector('#grid').scrollTop = 1e6")
+    page.locator("#grid-509").wait_for()
+    assert page.evaluate("document.querySelectorAll('#grid *').length") < 300
+    watched.check()
