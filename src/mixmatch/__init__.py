@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mixmatch.api import load, train
     from mixmatch.estimator import LabeledKFold, MixMatchClassifier
     from mixmatch.export import export_model
-    from mixmatch.predict import predict_files
+    from mixmatch.predict import predict_files, predict_shards
     from mixmatch.report import evaluate, write_report
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "functional",
     "load",
     "predict_files",
+    "predict_shards",
     "train",
     "write_report",
 ]
@@ -36,6 +37,7 @@ _HOMES = {
     "export_model": "export",
     "load": "api",
     "predict_files": "predict",
+    "predict_shards": "predict",
     "train": "api",
     "write_report": "report",
 }

@@ -21,6 +21,7 @@ from sklearn.datasets import load_digits
 
 import mixmatch
 from mixmatch.cli import predict as command
+from mixmatch.predict import formats
 
 Call = Callable[..., Any]
 CLASSES = [str(digit) for digit in range(10)]
@@ -249,7 +250,7 @@ def test_parquet_without_pyarrow(
 
 def test_parquet(trained: Path, photos: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr(command, "ROW_GROUP", 256)  # so that there are several row groups
+    monkeypatch.setattr(formats, "ROW_GROUP", 256)  # so that there are several row groups
     result = call("predict", trained, photos, "--format", "parquet")
     assert (result.code, result.out) == (2, "")
     assert result.err == "error: --format parquet is not for standard output: name a file with --output\n"

@@ -22,7 +22,8 @@ from mixmatch.data.opened import to_data
 from mixmatch.data.source import UNKNOWN
 from mixmatch.data.user import images as images_module
 from mixmatch.data.user.folder import read_folder
-from mixmatch.data.user.images import Header, decode_image, default_size, find_images, parallel_map
+from mixmatch.data.user.images import Header, decode_image, default_size, parallel_map
+from mixmatch.data.user.listing import find_images
 from mixmatch.data.user.reading import IMAGE_SIZES
 from mixmatch.data.user.rows import Finding, UserData
 from mixmatch.errors import MixMatchError
@@ -370,12 +371,23 @@ def test_what_cannot_be_read_is_named_by_the_error_it_causes(pets: Path, refuse:
 
 
 def test_images_to_predict_in_an_unreadable_folder(pets: Path, refuse: Callable[[Path], None]) -> None:
-    files = find_images([pets])
+    files = [Path(name) for name in find_images([pets])]
+    assert files == sorted(file for file in pets.rglob("*") if file.is_file())
     refuse(pets / "dog")
     expected = [file for file in files if file.parent != pets / "dog"]
-    assert find_images([pets]) == sorted([*expected, pets / "dog"])  # decoding it tells why not
+    # Decoding it tells why not.
+    assert [Path(name) for name in find_images([pets])] == sorted([*expected, pets / "dog"])
     with pytest.raises(MixMatchError, match=r"cannot read .*dog: Permission denied"):
-        find_images([pets / "dog"])
+        list(find_images([pets / "dog"]))
+
+
+def test_images_to_predict_once(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths that overlap, in whatever form and order."""
+    files = list(find_images([pets]))
+    monkeypatch.chdir(pets)
+    one, folder = Path(files[0]).relative_to(pets), Path(files[0]).parent
+    for paths in ([one, "."], [".", one], ["**/*"], [folder, "*/*.png", pets], [f"../{pets.name}", "*"]):
+        assert sorted(find_images(paths, once=True)) == files
 
 
 def test_test_classes_that_training_lacks(pets: Path) -> None:

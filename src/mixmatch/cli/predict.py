@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-import csv
-import importlib
-import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from enum import StrEnum
-from itertools import islice
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mixmatch.classifier import load_run
-from mixmatch.cli.options import Device, Run, say
+from mixmatch.cli.options import Device, Run, parse_part, print_json, say, warn
 from mixmatch.data import TABLES
 from mixmatch.data.user.images import quiet_pillow
 from mixmatch.errors import MixMatchError
-from mixmatch.predict import Prediction, holds_rows, predict_files
+from mixmatch.predict import Prediction, holds_rows, predict_files, predict_shards
+from mixmatch.predict.formats import Format, check_parquet, write
+from mixmatch.predict.shards import SHARD_SIZE
 from mixmatch.terminal import Plain, Screen
-from mixmatch.text import count, to_cell
+from mixmatch.text import count
 
+MANY = "Many files"
 FEW = 16
 """For so few files no bar is shown."""
-FIXED = ("file", "class", "probability")
-"""The columns of every table of predictions."""
-ROW_GROUP = 16_384
-"""Predictions that are written to a Parquet file at once."""
-
-
-class Format(StrEnum):
-    """How predictions are written."""
-
-    CSV = "csv"
-    JSON = "json"
-    PARQUET = "parquet"
 
 
 class Sort(StrEnum):
@@ -51,8 +37,10 @@ class Sort(StrEnum):
 def predict(
     run: Run,
     paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="PATH", help="Image files, or folders of them; arrays or tables."),
+        list[str],
+        typer.Argument(
+            metavar="PATH", help="Image files, folders, globs, addresses such as s3://bucket/photos; arrays or tables."
+        ),
     ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here, not to standard output.")] = None,
     kind: Annotated[
@@ -69,11 +57,39 @@ def predict(
         typer.Option(help="A table: the column that names each row (default: the one that training had)."),
     ] = None,
     device: Device = "auto",
+    output_dir: Annotated[
+        str | None,
+        typer.Option(
+            help="Write a folder, or to an address: one file per shard, begun again where it stopped.",
+            rich_help_panel=MANY,
+        ),
+    ] = None,
+    shard_size: Annotated[int, typer.Option(help="Files per shard.", rich_help_panel=MANY)] = SHARD_SIZE,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray",
+            metavar="local|auto|ADDRESS",
+            help="Spread the shards over a Ray cluster: one started here, the one found, or the one at an address.",
+            rich_help_panel=MANY,
+        ),
+    ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K/N",
+            help="Do the K-th of N parts of the shards, as a job of a Slurm array does.",
+            rich_help_panel=MANY,
+        ),
+    ] = None,
 ) -> None:
     """Predict the classes of image files, or of rows, as CSV, JSON or Parquet with every class's probability.
 
     Predictions are written as they come, in the order of the files. Files that cannot be read are named on standard
     error, the others predicted, and the exit code is 1. Columns of a table are found by name, in any order.
+
+    For millions of files, --output-dir writes a folder of one file per shard, where a file that cannot be read is a row
+    that says why. The same command skips finished shards, so it can be stopped or killed at any time.
 
     Examples:
 
@@ -86,7 +102,16 @@ def predict(
       mixmatch predict runs/cifar photos/ --format parquet --output predictions.parquet
 
       mixmatch predict runs/patients new.csv --id-column patient
+
+      mixmatch predict runs/cifar s3://bucket/photos --output-dir classes/ --format parquet --ray auto
     """
+    if output_dir is not None:
+        if output is not None or sort is not None or id_column is not None:
+            raise MixMatchError("--output, --sort and --id-column are not for --output-dir")
+        _predict_shards(run, paths, output_dir, kind, shard_size, device, ray, part, as_json)
+        return
+    if ray is not None or part is not None:
+        raise MixMatchError("--ray and --part need --output-dir: each shard is a file there")
     if as_json and kind not in (None, Format.JSON):
         raise MixMatchError(f"--json and --format {kind} contradict each other")
     kind = Format.JSON if as_json else kind or Format.CSV
@@ -96,7 +121,7 @@ def predict(
     shown = output is not None or sort is not None or not sys.stdout.isatty()
     bar = _Bar("row" if holds_rows(paths[0]) else "image", shown)
     own = classifier.encoding.id_column if classifier.encoding is not None else None
-    named = id_column or (own if any(path.suffix.lower() in TABLES for path in paths) else None)
+    named = id_column or (own if any(path.lower().endswith(TABLES) for path in paths) else None)
     predictions = predict_files(classifier, paths, id_column=id_column, on_error=bar.unreadable, progress=bar.progress)
     try:
         with quiet_pillow(), closing(predictions), closing(bar):
@@ -109,6 +134,39 @@ def predict(
     if output is not None:
         say(f"wrote {count(written, 'prediction')} to {output}")
     if bar.warned:
+        raise typer.Exit(1)
+
+
+def _predict_shards(
+    run: Path,
+    paths: list[str],
+    output_dir: str,
+    kind: Format | None,
+    shard_size: int,
+    device: str,
+    ray: str | None,
+    part: str | None,
+    as_json: bool,
+) -> None:
+    bar = _Bar("image", shown=True)
+    with closing(bar):
+        done = predict_shards(
+            run,
+            paths,
+            output_dir,
+            format=kind or Format.CSV,
+            shard_size=shard_size,
+            device=device,
+            ray=ray,
+            part=parse_part(part),
+            progress=bar.progress,
+        )
+    if as_json:
+        print_json({"output_dir": output_dir, **done._asdict()})
+    skipped = f" ({done.finished_before:,} finished before)" if done.finished_before else ""
+    say(f"{output_dir}: {count(done.files, 'prediction')} in {count(done.shards, 'shard')}{skipped}")
+    if done.unreadable:
+        warn(f"{count(done.unreadable, 'file')} cannot be read: the column error says why")
         raise typer.Exit(1)
 
 
@@ -143,7 +201,7 @@ class _Bar:
             task = self.bar.tasks[0]
             self.bar.update(self.task, speed=task.finished_speed or task.speed or 0)
 
-    def unreadable(self, file: Path, reason: str) -> None:
+    def unreadable(self, file: Path | str, reason: str) -> None:
         self.warned = True
         line = f"warning: cannot read {file}: {reason}"
         self.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
@@ -155,16 +213,10 @@ class _Bar:
 
 def _check_output(kind: Format, output: Path | None) -> None:
     """Refuse what cannot be written, before anything is predicted."""
-    if kind is not Format.PARQUET:
-        return
-    try:
-        importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise MixMatchError(
-            "--format parquet takes pyarrow, which is not installed: pip install 'mixmatch[tables]', or use csv"
-        ) from None
-    if output is None:
-        raise MixMatchError("--format parquet is not for standard output: name a file with --output")
+    if kind is Format.PARQUET:
+        check_parquet()
+        if output is None:
+            raise MixMatchError("--format parquet is not for standard output: name a file with --output")
 
 
 def _write(
@@ -179,15 +231,8 @@ def _write(
         for written, row in enumerate(rows, 1):  # noqa: B007
             yield row
 
-    if id_column in FIXED:
-        id_column = f"{id_column} (id)"
     with _target(output, binary=kind is Format.PARQUET) as out:
-        if kind is Format.CSV:
-            _write_csv(out, counted(), classes, id_column)
-        elif kind is Format.JSON:
-            _write_json(out, counted(), classes, id_column)
-        else:
-            _write_parquet(out, counted(), classes, id_column)
+        write(kind, out, counted(), classes, id_column)
     return written
 
 
@@ -208,41 +253,3 @@ def _target(output: Path | None, *, binary: bool) -> Iterator[Any]:
             part.replace(output)
         finally:
             part.unlink(missing_ok=True)
-
-
-def _write_csv(out: IO[str], rows: Iterable[Prediction], classes: Sequence[str], id_column: str | None) -> None:
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(map(to_cell, [*([] if id_column is None else [id_column]), *FIXED, *classes]))
-    for file, class_name, probability, probabilities, row_id in rows:
-        named = map(to_cell, [file, class_name] if id_column is None else [row_id, file, class_name])
-        writer.writerow([*named, f"{probability:.6g}", *(f"{p:.6g}" for p in probabilities)])
-
-
-def _write_json(out: IO[str], rows: Iterable[Prediction], classes: Sequence[str], id_column: str | None) -> None:
-    """A list, one prediction per line."""
-    before = "[\n"
-    for file, class_name, probability, probabilities, row_id in rows:
-        named = {} if id_column is None else {id_column: row_id}
-        by_class = dict(zip(classes, map(float, probabilities), strict=True))
-        row = {"file": file, "class": class_name, "probability": probability, "probabilities": by_class}
-        out.write(before + json.dumps({**named, **row}))
-        before = ",\n"
-    out.write("\n]\n" if before == ",\n" else "[]\n")
-
-
-def _write_parquet(out: IO[bytes], rows: Iterable[Prediction], classes: Sequence[str], id_column: str | None) -> None:
-    """The columns of the CSV file, the numbers in full. A class that is called like another column gets a suffix."""
-    arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    named = [] if id_column is None else [id_column]
-    fixed = dict.fromkeys([*named, *FIXED[:2]], arrow.string()) | {FIXED[2]: arrow.float64()}
-    names = [f"{name} (class)" if name in fixed else name for name in classes]
-    schema = arrow.schema([*fixed.items(), *((name, arrow.float64()) for name in names)])
-    remaining = iter(rows)
-    with parquet.ParquetWriter(out, schema) as writer:
-        while some := list(islice(remaining, ROW_GROUP)):
-            files, class_names, best, probabilities, ids = zip(*some, strict=True)
-            # A file's name may hold bytes that are no text.
-            files = tuple(file.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for file in files)
-            columns = [*([ids] if named else []), files, class_names, best, *np.stack(probabilities).T]
-            arrays = [arrow.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-            writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))

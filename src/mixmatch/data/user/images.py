@@ -10,13 +10,13 @@ import os
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -73,34 +73,10 @@ class Header:
     gray: bool
 
 
-def find_images(paths: Iterable[Path]) -> list[Path]:
-    """The image files among `paths` and in the folders among them, folders in order of name.
-
-    A folder that may not be read is among them, too, so that reading it says why.
-    """
-    found: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            refused: list[OSError] = []
-            walk = [Path(folder, name) for folder, _, names in os.walk(path, onerror=refused.append) for name in names]
-            inside = [p for p in walk if p.suffix.lower() in SUFFIXES and p.is_file()]
-            if not inside and refused:
-                raise MixMatchError(f"cannot read {refused[0].filename}: {refused[0].strerror}")
-            inside = sorted([*inside, *(Path(error.filename) for error in refused)])
-            if not inside:
-                raise MixMatchError(f"there are no images in {path} (looked for {', '.join(SUFFIXES)})")
-            found.extend(inside)
-        elif path.exists():
-            found.append(path)
-        else:
-            raise MixMatchError(f"there is no file or folder {path}")
-    return found
-
-
 def decode_image(
-    path: Path, height: int, width: int, channels: int, large: AbstractContextManager[object] | None = None
+    path: Path | IO[bytes], height: int, width: int, channels: int, large: AbstractContextManager[object] | None = None
 ) -> tuple[npt.NDArray[np.uint8], Header]:
-    """An image file as uint8 (H, W, C), and its header; raises `UnreadableImage`.
+    """An image file, or the content of one, as uint8 (H, W, C), and its header; raises `UnreadableImage`.
 
     The whole image is resized to `height` x `width` with antialiasing (its sides may change their ratio), after it was
     turned upright by its EXIF orientation and laid over white where it is transparent. 16 bits a pixel keep the upper
@@ -147,7 +123,7 @@ def quiet_pillow() -> Iterator[None]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
+def _opened(path: Path | IO[bytes]) -> Iterator[Image.Image]:
     try:
         with Image.open(path, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
@@ -269,18 +245,27 @@ def default_size(headers: Sequence[Header]) -> int:
 def parallel_map(
     function: Callable[[In], Out], inputs: Sequence[In], ahead: int | None = None
 ) -> Generator[Out, None, None]:
-    """`map` on all cores. Only `ahead` results (by default a few) wait to be taken, however many inputs there are.
+    """`map` on all cores. Only `ahead` results (by default a few) wait to be taken, however many inputs there are."""
+    return parallel_chunks(lambda chunk: [function(item) for item in chunk], inputs, ahead)
+
+
+def parallel_chunks(
+    function: Callable[[Sequence[In]], Sequence[Out]],
+    inputs: Sequence[In],
+    ahead: int | None = None,
+    workers: int | None = None,
+) -> Generator[Out, None, None]:
+    """As `parallel_map`, for a function that takes a few inputs at once, on `workers` cores (by default on all).
 
     Threads, not processes: Pillow decodes and resizes without holding Python's lock, and a process would first have to
     import torch. (Measured: benchmarks/decode.py.)
     """
-    # A container or `taskset` may give the process fewer cores than the machine has.
-    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = workers or cores()
     chunks = (inputs[start : start + CHUNK] for start in range(0, len(inputs), CHUNK))
     threads = ThreadPoolExecutor(workers, "decode")
 
-    def submit(chunk: Sequence[In]) -> Future[list[Out]]:
-        return threads.submit(lambda: [function(item) for item in chunk])
+    def submit(chunk: Sequence[In]) -> Future[Sequence[Out]]:
+        return threads.submit(function, chunk)
 
     try:
         waiting = deque(map(submit, islice(chunks, 2 * workers if ahead is None else -(-ahead // CHUNK))))
@@ -290,6 +275,11 @@ def parallel_map(
             yield from next_chunk.result()
     finally:
         threads.shutdown(wait=True, cancel_futures=True)
+
+
+def cores() -> int:
+    """How many this process may use: a container or `taskset` may give it fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _decode_to(

@@ -6,26 +6,18 @@ import threading
 import time
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
 import mixmatch
-from mixmatch import predict
 from mixmatch.classifier import Classifier
 from mixmatch.errors import MixMatchError
-from mixmatch.training.progress import Quiet
+from mixmatch.predict import files as predict
 
 PIXELS = np.rint(load_digits().images * (255 / 16)).astype(np.uint8)
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("runs") / "digits"
-    settings = {"steps": 20, "learning_rate": 0.01, "ema_decay": 0.9, "labels": 100, "method": "supervised"}
-    mixmatch.train("digits", out=out, device="cpu", reporter=Quiet(), **settings)
-    return out
 
 
 @pytest.fixture
@@ -56,6 +48,25 @@ def test_one_path_and_a_file_twice(run: Path, photos: Path) -> None:
     assert [p.file for p in mixmatch.predict_files(run, file)] == [str(file)]
     assert [p.file for p in mixmatch.predict_files(run, str(file))] == [str(file)]
     assert [p.file for p in mixmatch.predict_files(run, [file, file])] == [str(file)] * 2
+
+
+def test_globs_and_addresses(run: Path, photos: Path) -> None:
+    """The same predictions, wherever the files are."""
+    expected = {Path(p.file).name: p.probability for p in mixmatch.predict_files(run, photos)}
+    (photos / "notes.txt").write_text("no image, and not named like one")
+    memory = fsspec.filesystem("memory")
+    for file in photos.glob("*.png"):
+        memory.pipe_file(f"/photos/{file.name[0]}/{file.name}", file.read_bytes())
+    memory.pipe_file("/photos/3/damaged.png", b"damaged")
+    reported: list[tuple[object, str]] = []
+    found = mixmatch.predict_files(run, "memory://photos", on_error=lambda *why: reported.append(why))
+    predictions = {p.file: p.probability for p in found}
+    assert list(predictions) == [f"memory:///photos/{name[0]}/{name}" for name in expected]
+    assert list(predictions.values()) == pytest.approx(list(expected.values()), abs=1e-6)
+    assert [name for name, _ in reported] == ["memory:///photos/3/damaged.png"]
+    for pattern in (f"{photos}/1*", "memory://photos/*/1*.png", "memory://photos/1"):
+        names = [Path(p.file).name for p in mixmatch.predict_files(run, pattern)]
+        assert names == [f"{row}.png" for row in range(10, 20)]
 
 
 def test_unreadable_files_are_reported(run: Path, photos: Path) -> None:
@@ -102,6 +113,9 @@ def test_wrong_arguments_are_refused_at_once(run: Path, photos: Path, tmp_path: 
     for given, paths, options, why in (
         (tmp_path, photos, {}, "is not a run folder"),
         (model, tmp_path / "missing", {}, "there is no file or folder"),
+        (model, f"{tmp_path}/*.jpg", {}, "finds no images"),
+        (model, "memory://missing", {}, "there is no file or folder memory://missing"),
+        (model, "abacus://photos", {}, "cannot open abacus://photos: Protocol not known"),
         (model, [tmp_path / "a.npy", photos], {}, "predict it apart from the others"),
         (model, photos, {"batch_size": 0}, "batch_size=0 must be 1 or more"),
         (run, photos, {"device": "abacus"}, "unknown device"),
@@ -122,16 +136,17 @@ def test_decodes_ahead_but_not_without_bound(tmp_path: Path, monkeypatch: pytest
         return np.full((height, width, channels), int(file.stem) % 256, np.uint8), None
 
     monkeypatch.setattr(predict, "decode_image", decode)
-    batches = predict._decoded(files, (1, 2, 2), 32)
+    names = [str(file) for file in files]
+    batches = predict.decoded(names, (1, 2, 2), 32)
     first = next(batches)
-    assert [file for file, _ in first] == files[:32]
+    assert [name for name, _ in first] == names[:32]
     assert [int(image[0, 0, 0]) for _, image in first] == list(range(32))
     until = time.monotonic() + 30
     while len(done) < 96 and time.monotonic() < until:
         time.sleep(0.01)
     time.sleep(0.1)
     assert sorted(done, key=files.index) == files[:96]
-    assert [file for file, _ in next(batches)] == files[32:64]
+    assert [name for name, _ in next(batches)] == names[32:64]
     batches.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
 
@@ -139,5 +154,5 @@ def test_decodes_ahead_but_not_without_bound(tmp_path: Path, monkeypatch: pytest
 def test_every_file_comes_once_and_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predict, "decode_image", lambda file, *_: (file.name, None))
     for number in (0, 1, 255, 256, 257, 1000, 1024):
-        files = [tmp_path / str(i) for i in range(number)]
-        assert [file for batch in predict._decoded(files, (1, 2, 2), 256) for file, _ in batch] == files
+        files = [str(tmp_path / str(i)) for i in range(number)]
+        assert [file for batch in predict.decoded(files, (1, 2, 2), 256) for file, _ in batch] == files

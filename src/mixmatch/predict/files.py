@@ -1,7 +1,9 @@
-"""Predict the classes of files: image files and folders of them, arrays (.npy, .npz), tables (.csv, .parquet)."""
+"""Predict the classes of files: images, also by folders, globs and addresses; arrays (.npy, .npz); tables (.csv,
+.parquet)."""
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -17,7 +19,8 @@ from torch import nn
 from mixmatch.classifier import Classifier, load_run
 from mixmatch.data import ARRAYS, TABLES
 from mixmatch.data.user.arrays import read_matrix, to_images
-from mixmatch.data.user.images import UnreadableImage, decode_image, find_images, parallel_map, quiet_pillow
+from mixmatch.data.user.images import UnreadableImage, decode_image, parallel_chunks, quiet_pillow
+from mixmatch.data.user.listing import contents, find_images, is_address
 from mixmatch.data.user.table import read_rows, row_names
 from mixmatch.errors import MixMatchError
 from mixmatch.text import printable
@@ -28,9 +31,10 @@ ROWS = (*ARRAYS, *TABLES)
 AHEAD = 2
 """Batches that are decoded while the network works on one."""
 
-OnError = Callable[[Path, str], None]
+OnError = Callable[[Any, str], None]
+"""Called with a `Path` (of an address: text) and the reason."""
 Progress = Callable[[int, int], None]
-Decoded = tuple[Path, npt.NDArray[np.uint8] | str]
+Decoded = tuple[str, npt.NDArray[np.uint8] | str]
 """A file and its pixels, or why there are none."""
 
 
@@ -54,7 +58,7 @@ class Batch(NamedTuple):
 
     names: Sequence[str]
     inputs: npt.NDArray[Any]
-    unreadable: Sequence[tuple[Path, str]] = ()
+    unreadable: Sequence[tuple[str, str]] = ()
     ids: Sequence[str | None] | None = None
     """What a table's id column calls the rows."""
 
@@ -79,7 +83,7 @@ def predict_files(
 
     Args:
         run: a run folder, a model.safetensors file, or a classifier from `mixmatch.load`.
-        paths: files and folders; either images, or arrays and tables.
+        paths: image files, folders, globs, and addresses of them such as s3://bucket/photos; or arrays and tables.
         device: `auto`, `cpu`, `cuda` or `mps`; a classifier stays where it is.
         network: the network that was trained, if it is not one that is built by name.
         id_column: of a table, the column that names each row; by default the one that training had, where there is one.
@@ -97,17 +101,17 @@ def predict_files(
     if batch_size < 1:
         raise MixMatchError(f"batch_size={batch_size} must be 1 or more")
     classifier = run if isinstance(run, Classifier) else load_run(run, device, network)
-    files = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
-    if any(map(holds_rows, files)):
-        total, batches = _row_batches(classifier, files, batch_size, id_column)
+    given = [paths] if isinstance(paths, str | Path) else list(paths)
+    if any(map(holds_rows, given)):
+        total, batches = _row_batches(classifier, list(map(Path, given)), batch_size, id_column)
     else:
-        total, batches = _image_batches(classifier, files, batch_size)
+        total, batches = _image_batches(classifier, given, batch_size)
     return _predictions(classifier, batches, total, on_error, progress)
 
 
-def holds_rows(path: Path) -> bool:
+def holds_rows(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a file of rows, not an image or a folder."""
-    return path.suffix.lower() in ROWS and not path.is_dir()
+    return os.fspath(path).lower().endswith(ROWS) and not is_address(path) and not Path(path).is_dir()
 
 
 def _predictions(
@@ -129,7 +133,7 @@ def _predictions(
                 probabilities = classifier.probabilities(batch.inputs)
             for file, reason in batch.unreadable:
                 if on_error is not None:
-                    on_error(file, reason)
+                    on_error(file if is_address(file) else Path(file), reason)
                 else:
                     warnings.warn(printable(f"cannot read {file}: {reason}"), stacklevel=2)
             ids = batch.ids if batch.ids is not None else [None] * len(batch.names)
@@ -186,18 +190,16 @@ def _read_rows(classifier: Classifier, file: Path, id_column: str | None) -> Bat
 
 
 def _image_batches(
-    classifier: Classifier, paths: list[Path], batch_size: int
+    classifier: Classifier, paths: Sequence[str | Path], batch_size: int
 ) -> tuple[int, Generator[Batch, None, None]]:
     """The number of image files, and the images, decoded ahead on all cores."""
-    if len(classifier.input_shape) == 1:
-        raise MixMatchError(f"the model takes rows of a table or an array, not images: give {' or '.join(ROWS)} files")
-    height, width, channels = classifier.image_shape()
-    files = find_images(paths)
+    height, width, channels = image_shape(classifier)
+    files = list(find_images(paths))
 
     def batches() -> Generator[Batch, None, None]:
-        with closing(_decoded(files, classifier.input_shape, batch_size)) as found:
+        with closing(decoded(files, classifier.input_shape, batch_size)) as found:
             for batch in found:
-                readable = [(str(file), pixels) for file, pixels in batch if not isinstance(pixels, str)]
+                readable = [(file, pixels) for file, pixels in batch if not isinstance(pixels, str)]
                 unreadable = [(file, reason) for file, reason in batch if isinstance(reason, str)]
                 images = np.array([pixels for _, pixels in readable], np.uint8).reshape(-1, height, width, channels)
                 yield Batch([name for name, _ in readable], images, unreadable)
@@ -205,17 +207,31 @@ def _image_batches(
     return len(files), batches()
 
 
-def _decoded(files: list[Path], shape: tuple[int, ...], batch_size: int) -> Generator[list[Decoded], None, None]:
+def image_shape(classifier: Classifier) -> tuple[int, int, int]:
+    """(height, width, channels) of the images that a classifier takes; refused if it takes rows."""
+    if len(classifier.input_shape) == 1:
+        raise MixMatchError(f"the model takes rows of a table or an array, not images: give {' or '.join(ROWS)} files")
+    return classifier.image_shape()
+
+
+def decoded(
+    files: Sequence[str], shape: tuple[int, ...], batch_size: int, workers: int | None = None
+) -> Generator[list[Decoded], None, None]:
     """Batches of files and their pixels, decoded on all cores, `AHEAD` of them before they are asked for."""
     channels, height, width = shape
     large = threading.Lock()
 
-    def read(file: Path) -> Decoded:
-        try:
-            return file, decode_image(file, height, width, channels, large)[0]
-        except UnreadableImage as error:
-            return file, str(error)
+    def read(names: Sequence[str]) -> list[Decoded]:
+        found: list[Decoded] = []
+        for name, content in zip(names, contents(names), strict=True):
+            try:
+                if isinstance(content, UnreadableImage):
+                    raise content
+                found.append((name, decode_image(content, height, width, channels, large)[0]))
+            except UnreadableImage as error:
+                found.append((name, str(error)))
+        return found
 
-    with closing(parallel_map(read, files, AHEAD * batch_size)) as decoded:
-        while batch := list(islice(decoded, batch_size)):
+    with closing(parallel_chunks(read, files, AHEAD * batch_size, workers)) as results:
+        while batch := list(islice(results, batch_size)):
             yield batch

@@ -1,0 +1,98 @@
+"""A list of numbered pieces of work on a Ray cluster, through Ray Data: it keeps processes with a model in them busy,
+and does again what a lost node had."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from mixmatch.errors import MixMatchError
+from mixmatch.execution.ray import connect
+
+CORES = 4
+"""At most so many for one process where there are no GPUs."""
+
+BLOCKS = 10_000
+"""At most so many blocks, into which Ray Data divides the list: each is done by one process."""
+
+
+class Place(NamedTuple):
+    """What a process gets, and how many such the cluster has room for."""
+
+    device: str
+    cores: int
+    places: int
+
+
+def over_cluster(
+    address: str, make: Callable[[Place], Callable[[int], dict[str, Any]]], numbers: Sequence[int], device: str
+) -> Iterator[dict[str, Any]]:
+    """Yield what the work on each number returns, in the order in which it ends.
+
+    Args:
+        address: of the cluster, as for `connect`.
+        make: called in each process; returns what is called with each number. Both are sent there.
+        numbers: the work to do.
+        device: `auto` uses GPUs if the cluster has any.
+
+    Raises:
+        MixMatchError: the first that any of the work raises. What is under way is then stopped.
+    """
+    if importlib.util.find_spec("ray") is None or importlib.util.find_spec("pandas") is None:
+        raise MixMatchError(f"ray={address} needs Ray Data: install it with pip install 'mixmatch[ray]'")
+    ray = connect(address)
+    data: Any = importlib.import_module("ray.data")
+    place = place_of(ray, device)
+    context = data.DataContext.get_current()
+    context.enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    done = data.from_items(
+        [{"number": number} for number in numbers], override_num_blocks=min(len(numbers), BLOCKS)
+    ).map_batches(
+        Worker,
+        fn_constructor_args=(make, place),
+        compute=data.ActorPoolStrategy(size=max(1, min(place.places, len(numbers)))),
+        batch_size=1,
+        num_cpus=place.cores,
+        num_gpus=1 if place.device == "cuda" else 0,
+    )
+    for row in done.iter_rows():
+        answer = json.loads(row["answer"])
+        if "error" in answer:
+            raise MixMatchError(answer["error"])
+        yield answer
+
+
+class Worker:
+    """What Ray keeps in a process of its own."""
+
+    def __init__(self, make: Callable[[Place], Callable[[int], dict[str, Any]]], place: Place) -> None:
+        self._do: Callable[[int], dict[str, Any]] | None = None
+        try:
+            self._do = make(place)
+        except MixMatchError as error:  # Ray would start it again and again
+            self._error = str(error)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
+        try:
+            answer = {"error": self._error} if self._do is None else self._do(int(batch["number"][0]))
+        except MixMatchError as error:
+            answer = {"error": str(error)}
+        return {"answer": [json.dumps(answer)]}
+
+
+def place_of(ray: Any, device: str) -> Place:
+    """What a process needs: a GPU and its part of the node's cores, or a few cores."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    gpus = [(int(node["GPU"]), int(node.get("CPU", 1))) for node in nodes if node.get("GPU", 0) >= 1]
+    if device.startswith("cuda") or (gpus and device == "auto"):
+        if not gpus:
+            raise MixMatchError(f"device={device}: the cluster has no GPU")
+        return Place("cuda", max(1, min(cores // count for count, cores in gpus)), sum(count for count, _ in gpus))
+    cores = [int(node.get("CPU", 0)) for node in nodes]
+    each = max(1, min(CORES, max(cores)))
+    return Place("cpu", each, sum(count // each for count in cores))

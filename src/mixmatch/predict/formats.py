@@ -1,0 +1,135 @@
+"""Predictions as CSV, JSON or Parquet."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import StrEnum
+from itertools import islice
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from mixmatch.errors import MixMatchError
+from mixmatch.predict.files import Prediction
+from mixmatch.text import to_cell
+
+FIXED = ("file", "class", "probability")
+"""The columns of every table of predictions."""
+ERROR = "error"
+"""The last column where files that cannot be read have rows, too."""
+ROW_GROUP = 16_384
+"""Predictions that are written to a Parquet file at once."""
+
+
+class Format(StrEnum):
+    """How predictions are written."""
+
+    CSV = "csv"
+    JSON = "json"
+    PARQUET = "parquet"
+
+
+class Failure(NamedTuple):
+    """A file that could not be read."""
+
+    file: str
+    error: str
+
+
+Row = Prediction | Failure
+
+
+def check_parquet() -> None:
+    """Refuse Parquet where its package is missing, before anything is predicted."""
+    try:
+        importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise MixMatchError(
+            "format=parquet takes pyarrow, which is not installed: pip install 'mixmatch[tables]', or use csv"
+        ) from None
+
+
+def write(
+    kind: Format,
+    out: IO[Any],
+    rows: Iterable[Row],
+    classes: Sequence[str],
+    id_column: str | None = None,
+    *,
+    errors: bool = False,
+) -> None:
+    """Write rows as they come.
+
+    Args:
+        out: a text file; for Parquet a binary one.
+        id_column: the name of a first column, with the id of each row.
+        errors: whether there is a last column for what is wrong with a file.
+    """
+    if id_column in FIXED:
+        id_column = f"{id_column} (id)"
+    writers: dict[Format, Callable[..., None]] = {Format.CSV: _csv, Format.JSON: _json, Format.PARQUET: _parquet}
+    writers[kind](out, rows, classes, id_column, errors)
+
+
+def _csv(out: IO[str], rows: Iterable[Row], classes: Sequence[str], id_column: str | None, errors: bool) -> None:
+    writer = csv.writer(out, lineterminator="\n")
+    last = [ERROR] if errors else []
+    writer.writerow(map(to_cell, [*([] if id_column is None else [id_column]), *FIXED, *classes, *last]))
+    for row in rows:
+        if isinstance(row, Failure):
+            writer.writerow([to_cell(row.file), *[""] * (2 + len(classes)), to_cell(row.error)])
+            continue
+        named = map(to_cell, [row.file, row.class_name] if id_column is None else [row.id, row.file, row.class_name])
+        numbers = (f"{p:.6g}" for p in (row.probability, *row.probabilities))
+        writer.writerow([*named, *numbers, *([""] if errors else [])])
+
+
+def _json(out: IO[str], rows: Iterable[Row], classes: Sequence[str], id_column: str | None, errors: bool) -> None:
+    """A list, one prediction per line."""
+    before = "[\n"
+    for row in rows:
+        out.write(before + json.dumps(_object(row, classes, id_column)))
+        before = ",\n"
+    out.write("\n]\n" if before == ",\n" else "[]\n")
+
+
+def _object(row: Row, classes: Sequence[str], id_column: str | None) -> dict[str, Any]:
+    if isinstance(row, Failure):
+        return {"file": row.file, ERROR: row.error}
+    named = {} if id_column is None else {id_column: row.id}
+    by_class = dict(zip(classes, map(float, row.probabilities), strict=True))
+    fixed = {"file": row.file, "class": row.class_name, "probability": row.probability}
+    return {**named, **fixed, "probabilities": by_class}
+
+
+def _parquet(out: IO[bytes], rows: Iterable[Row], classes: Sequence[str], id_column: str | None, errors: bool) -> None:
+    """The columns of the CSV file, the numbers in full. A class that is called like another column gets a suffix."""
+    arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    first = dict.fromkeys([*([] if id_column is None else [id_column]), *FIXED[:2]], arrow.string())
+    fixed, last = first | {FIXED[2]: arrow.float64()}, {ERROR: arrow.string()} if errors else {}
+    names = [f"{name} (class)" if name in {**fixed, **last} else name for name in classes]
+    schema = arrow.schema([*fixed.items(), *((name, arrow.float64()) for name in names), *last.items()])
+    remaining = iter(rows)
+    with parquet.ParquetWriter(out, schema) as writer:
+        while some := list(islice(remaining, ROW_GROUP)):
+            columns = _columns(some, len(classes), id_column is not None, errors)
+            # What cannot be read has no numbers: null.
+            arrays = [arrow.array(c, field.type, from_pandas=True) for c, field in zip(columns, schema, strict=True)]
+            writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))
+
+
+def _columns(rows: Sequence[Row], classes: int, ids: bool, errors: bool) -> Iterator[Sequence[Any] | np.ndarray]:
+    unknown = np.full(classes, math.nan)
+    if ids:
+        yield [None if isinstance(row, Failure) else row.id for row in rows]
+    # A file's name may hold bytes that are no text.
+    yield [row.file.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for row in rows]
+    yield [None if isinstance(row, Failure) else row.class_name for row in rows]
+    yield [math.nan if isinstance(row, Failure) else row.probability for row in rows]
+    yield from np.stack([unknown if isinstance(row, Failure) else row.probabilities for row in rows]).T
+    if errors:
+        yield [row.error if isinstance(row, Failure) else None for row in rows]

@@ -1,0 +1,277 @@
+"""Predict more files than one output should hold: a folder with one file of predictions per shard.
+
+    DIR/part-000000.csv            the predictions of the first shard: a row for each of its files
+    DIR/_plan/plan.json            what is predicted, by which model
+    DIR/_plan/LIST/000000.json     the files of the first shard
+    DIR/_plan/done/000000.json     it is finished; how many files it has, and how many of them cannot be read
+
+The list of files is made once, then any process can do any shard, here or on a cluster. A shard's file appears whole
+and under the same name whoever does it, so each file is in the output exactly once, however often the work is broken
+off and begun again. Readers of Parquet folders skip names that begin with _.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import numpy as np
+import torch
+from torch import nn
+
+import mixmatch
+from mixmatch.classifier import Classifier, load_run
+from mixmatch.data.user.images import quiet_pillow
+from mixmatch.data.user.listing import find_images, is_address
+from mixmatch.errors import MixMatchError
+from mixmatch.execution.ray_data import Place, over_cluster
+from mixmatch.predict.files import Prediction, Progress, decoded, holds_rows, image_shape
+from mixmatch.predict.formats import Failure, Format, Row, check_parquet, write
+from mixmatch.predict.store import Store
+from mixmatch.training.checkpoint import to_bytes
+
+SHARD_SIZE = 10_000
+"""Files per shard: a few minutes of work, and a few MB of predictions."""
+
+PLAN = "_plan/plan.json"
+DONE = "_plan/done"
+
+
+class Summary(NamedTuple):
+    """What is in the folder of predictions."""
+
+    files: int
+    """Rows in all, one for each file."""
+    unreadable: int
+    """How many of them say why a file cannot be read."""
+    shards: int
+    finished_before: int
+    """Shards that were there already."""
+
+
+class Plan(NamedTuple):
+    """What is to be predicted, as it is in the folder."""
+
+    names: str
+    """The folder under `_plan` with the lists of files."""
+    shards: int
+    files: int
+    about: dict[str, Any]
+
+
+def predict_shards(
+    run: str | Path | Classifier,
+    paths: str | Path | Iterable[str | Path],
+    output_dir: str | Path,
+    *,
+    format: str = "csv",
+    shard_size: int = SHARD_SIZE,
+    device: str = "auto",
+    network: nn.Module | None = None,
+    ray: str | None = None,
+    part: slice = slice(None),
+    batch_size: int = 256,
+    progress: Progress | None = None,
+) -> Summary:
+    """Predict image files into a folder of one file per shard, on this machine or on a Ray cluster.
+
+        mixmatch.predict_shards("runs/photos", "s3://bucket/photos", "classes", ray="auto")
+
+    Begun again after an interruption, finished shards are skipped. A file that cannot be read has a row that says why.
+    Files are named by their full paths, each once. The list of files is made once: those that are added later are for
+    another folder.
+
+    Args:
+        run: a run folder, a model.safetensors file, or a classifier from `mixmatch.load`.
+        paths: image files, folders, globs, and addresses of them such as s3://bucket/photos.
+        output_dir: the folder, or the address of one. Every machine of a cluster must see it under this name.
+        format: `csv` or `parquet`.
+        shard_size: files per shard.
+        device: `auto`, `cpu`, `cuda` or `mps`; a classifier stays where it is unless it goes to a cluster.
+        network: the network that was trained, if it is not one that is built by name.
+        ray: `local` starts a Ray cluster on this machine, `auto` finds one, HOST:PORT is one.
+        part: which of the shards to do.
+        batch_size: how many images the network gets at once.
+        progress: called with the number of files done, and of all.
+
+    Raises:
+        MixMatchError: for anything the caller can fix, also if the folder holds predictions of another model or of
+            other paths.
+    """
+    for name, value in {"batch_size": batch_size, "shard_size": shard_size}.items():
+        if value < 1:
+            raise MixMatchError(f"{name}={value} must be 1 or more")
+    if format not in ("csv", "parquet"):
+        raise MixMatchError(f"format={format} is not for shards: use csv or parquet")
+    if format == "parquet":
+        check_parquet()
+    given = [str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+    if rows := [path for path in given if holds_rows(path)]:
+        raise MixMatchError(f"{rows[0]} holds rows: shards are for image files, leave output_dir= out")
+    classifier = run if isinstance(run, Classifier) else load_run(run, device, network)
+    image_shape(classifier)
+    store, about = Store(output_dir), _about(classifier, given, format, shard_size)
+    plan = _plan(store, about, given, shard_size)
+    tallies = _finished(store, plan)
+    before = len(tallies)
+    shown = progress or (lambda done, total: None)
+    done = sum(tally["files"] for tally in tallies.values())
+    shown(done, plan.files)
+    todo = [number for number in range(plan.shards)[part] if number not in tallies]
+    if ray is None:
+        each = Shards(classifier, store, plan, batch_size)
+        finished: Iterator[dict[str, Any]] = (each(n, lambda more: shown(done + more, plan.files)) for n in todo)
+    else:
+        finished = over_cluster(ray, Sent(classifier, store, plan, batch_size), todo, device) if todo else iter(())
+    for tally in finished:
+        tallies[tally["shard"]] = tally
+        done += tally["files"]
+        shown(done, plan.files)
+    unreadable = sum(tally["unreadable"] for tally in tallies.values())
+    return Summary(done, unreadable, len(tallies), before)
+
+
+# ---------------------------------------------------------------------------------------------------------- the plan
+
+
+def _about(classifier: Classifier, paths: list[str], format: str, shard_size: int) -> dict[str, Any]:
+    weights = hashlib.sha256(to_bytes(classifier.network.state_dict())).hexdigest()
+    full = [path if is_address(path) else str(Path(path).absolute()) for path in paths]
+    return {
+        "model": weights,
+        "classes": list(classifier.classes),
+        "paths": full,
+        "format": format,
+        "shard_size": shard_size,
+    }
+
+
+def _plan(store: Store, about: dict[str, Any], paths: list[str], shard_size: int) -> Plan:
+    """The plan that the folder has, or a new one. If two processes make one at the same time, both use the first."""
+    if (plan := _known(store, about)) is not None:
+        return plan
+    folder, files, shards = uuid4().hex, 0, 0
+    names = find_images(paths, once=True)
+    while some := list(islice(names, shard_size)):
+        store.write(f"_plan/{folder}/{shards:06}.json", json.dumps(some).encode())
+        files, shards = files + len(some), shards + 1
+    store.write_first(PLAN, json.dumps(Plan(folder, shards, files, about)._asdict(), indent=1).encode())
+    if (plan := _known(store, about)) is None:
+        raise MixMatchError(f"{store.where} is gone again; is another program removing it?")
+    return plan
+
+
+def _known(store: Store, about: dict[str, Any]) -> Plan | None:
+    if (content := store.read(PLAN)) is None:
+        return None
+    try:
+        plan = Plan(**json.loads(content))
+        differ = [name for name, value in about.items() if plan.about[name] != value]
+    except (ValueError, TypeError, KeyError):
+        raise MixMatchError(f"{store.where}/{PLAN} is damaged: choose another output_dir=") from None
+    if differ:
+        other = "classes" if differ[0] == "classes" else differ[0].replace("_", " ")
+        raise MixMatchError(
+            f"{store.where} holds predictions with {'other' if other.endswith('s') else 'another'} {other}: continue "
+            "them with the same model, paths, format and shard size, or choose another output_dir="
+        )
+    return plan
+
+
+def _finished(store: Store, plan: Plan) -> dict[int, dict[str, Any]]:
+    """What is noted of the shards that are there, by number."""
+    noted, written = store.names(DONE), store.names("")
+    numbers = [n for n in range(plan.shards) if f"{n:06}.json" in noted and _part(plan, n) in written]
+    return {number: json.loads(store.read(f"{DONE}/{number:06}.json") or b"{}") for number in numbers}
+
+
+def _part(plan: Plan, number: int) -> str:
+    return f"part-{number:06}.{plan.about['format']}"
+
+
+# ---------------------------------------------------------------------------------------------------------- a shard
+
+
+class Shards:
+    """Does shards, one when it is called."""
+
+    def __init__(
+        self, classifier: Classifier, store: Store, plan: Plan, batch_size: int, workers: int | None = None
+    ) -> None:
+        self._classifier, self._store, self._plan = classifier, store, plan
+        self._batch_size, self._workers = batch_size, workers
+
+    def __call__(self, number: int, progress: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
+        """Predict a shard, write it, and return what is noted of it."""
+        listed = self._store.read(f"_plan/{self._plan.names}/{number:06}.json")
+        if listed is None:
+            raise MixMatchError(
+                f"the list of files in {self._store.where}/_plan is gone; every machine must see that folder"
+            )
+        rows: list[Row] = []
+        for row in self._rows(json.loads(listed)):
+            rows.append(row)
+            if len(rows) % self._batch_size == 0:
+                progress(len(rows))
+        kind = Format(self._plan.about["format"])
+        self._store.write(_part(self._plan, number), encoded(kind, rows, self._classifier.classes))
+        unreadable = sum(isinstance(row, Failure) for row in rows)
+        tally = {"shard": number, "files": len(rows), "unreadable": unreadable}
+        self._store.write(f"{DONE}/{number:06}.json", json.dumps(tally).encode())
+        return tally
+
+    def _rows(self, files: list[str]) -> Iterator[Row]:
+        """In the order of the files."""
+        model = self._classifier
+        height, width, channels = model.image_shape()
+        with quiet_pillow(), closing(decoded(files, model.input_shape, self._batch_size, self._workers)) as batches:
+            for batch in batches:
+                pixels = [content for _, content in batch if not isinstance(content, str)]
+                images = np.array(pixels, np.uint8).reshape(-1, height, width, channels)
+                probabilities = iter(model.probabilities(images))
+                for file, content in batch:
+                    if isinstance(content, str):
+                        yield Failure(file, content)
+                        continue
+                    row = next(probabilities)
+                    best = int(row.argmax())
+                    yield Prediction(file, model.classes[best], float(row[best]), row)
+
+
+def encoded(kind: Format, rows: Iterable[Row], classes: tuple[str, ...]) -> bytes:
+    if kind is Format.PARQUET:
+        content = io.BytesIO()
+        write(kind, content, rows, classes, errors=True)
+        return content.getvalue()
+    text = io.StringIO(newline="")
+    write(kind, text, rows, classes, errors=True)
+    return text.getvalue().encode("utf-8", "surrogateescape")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a process of a cluster needs to do shards. The model travels with it: its run folder need not be shared."""
+
+    classifier: Classifier
+    store: Store
+    plan: Plan
+    batch_size: int
+    version: str = mixmatch.__version__
+
+    def __call__(self, place: Place) -> Shards:
+        if self.version != mixmatch.__version__:
+            raise MixMatchError(
+                f"a node has mixmatch {mixmatch.__version__}, the command is of {self.version}: install the same "
+                "version on every machine"
+            )
+        torch.set_num_threads(place.cores)
+        self.classifier.network.to(place.device)
+        return Shards(self.classifier, self.store, self.plan, self.batch_size, place.cores)

@@ -1,0 +1,81 @@
+"""A folder whose files appear whole or not at all: on a disk, or behind an address such as s3://bucket/classes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mixmatch.data.user.listing import is_address, open_address, reason
+from mixmatch.errors import MixMatchError
+from mixmatch.storage import replace_durably, temporary, write_durably
+
+
+class Store:
+    """Small files by name. It can be sent to another process."""
+
+    def __init__(self, where: str | Path) -> None:
+        self.where = str(where).rstrip("/") if is_address(where) else str(Path(where).absolute())
+        self._remote = is_address(where)
+
+    def names(self, folder: str) -> set[str]:
+        """Of the files in a folder of it."""
+        found: set[str] = set()
+        with self._saying("read"):
+            if self._remote:
+                system, path = open_address(f"{self.where}/{folder}")
+                found = {name.rpartition("/")[2] for name in system.ls(path, detail=False)}
+            else:
+                with os.scandir(Path(self.where, folder)) as entries:
+                    found = {entry.name for entry in entries}
+        return found
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file, None if there is none."""
+        content: bytes | None = None
+        with self._saying("read"):
+            if self._remote:
+                system, path = open_address(f"{self.where}/{name}")
+                content = system.cat_file(path)
+            else:
+                content = Path(self.where, name).read_bytes()
+        return content
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replace a file. Object stores have no half-written ones; on a disk it is renamed when it is written."""
+        with self._saying("write"):
+            if self._remote:
+                system, path = open_address(f"{self.where}/{name}")
+                system.pipe_file(path, content)
+            else:
+                file = Path(self.where, name)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                replace_durably(file, content)
+
+    def write_first(self, name: str, content: bytes) -> None:
+        """Write a file unless there is one, even if another process is about to. (Object stores may let both write: the
+        last one's stays.)"""
+        if self._remote:
+            if self.read(name) is None:
+                self.write(name, content)
+            return
+        with self._saying("write"), temporary(Path(self.where, name)) as part:
+            write_durably(part, content)
+            try:
+                Path(self.where, name).hardlink_to(part)
+            except FileExistsError:
+                return
+
+    @contextmanager
+    def _saying(self, what: str) -> Iterator[None]:
+        """What is not there is left to the caller; other errors are one line."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            if what == "write":
+                raise MixMatchError(f"cannot write to {self.where}: {reason(error)}") from None
+        except MixMatchError:
+            raise
+        except Exception as error:  # each file system has errors of its own
+            raise MixMatchError(f"cannot {what} {self.where}: {reason(error)}") from None

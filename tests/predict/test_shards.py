@@ -1,0 +1,188 @@
+"""Predictions as a folder of shards: killed and begun again, here and on a cluster, each file exactly once."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import mixmatch
+from mixmatch.errors import MixMatchError
+from mixmatch.execution.ray_data import Place, place_of
+
+PIXELS = np.rint(load_digits().images * (255 / 16)).astype(np.uint8)
+FILES, BROKEN = 2000, 97
+"""How many files there are, and that every 97th is broken."""
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("many") / "photos"
+    for number in range(FILES):
+        file = folder / str(number % 7) / f"{number:05}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if number % BROKEN:
+            Image.fromarray(PIXELS[number % len(PIXELS)]).save(file, compress_level=0)
+        else:
+            file.write_bytes(b"broken")
+    return folder
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    return [row for part in sorted(folder.glob("*.csv")) for row in csv.DictReader(part.read_text().splitlines())]
+
+
+def check(rows: list[dict[str, str]], photos: Path, run: Path) -> None:
+    """Each file once, with its class or what is wrong with it."""
+    files = sorted(str(file) for file in photos.rglob("*.png"))
+    assert sorted(row["file"].removeprefix("file://") for row in rows) == files
+    expected = mixmatch.load(run, device="cpu").predict_proba(PIXELS[..., None])
+    for row in rows:
+        number = int(Path(row["file"]).stem)
+        found = [row[str(digit)] for digit in range(10)]
+        if number % BROKEN:
+            np.testing.assert_allclose(np.array(found, float), expected[number % len(PIXELS)], atol=2e-5)
+            assert (row["class"], row["error"]) == (str(expected[number % len(PIXELS)].argmax()), "")
+        else:
+            assert (row["class"], row["probability"], found) == ("", "", [""] * 10)
+            assert row["error"].startswith("not a JPEG")
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "its moment never came"
+        time.sleep(0.002)
+
+
+def finished(folder: Path) -> list[Path]:
+    return sorted((folder / "_plan/done").glob("[0-9]*.json"))
+
+
+def test_killed_and_begun_again(run: Path, photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "classes"
+    words = [sys.executable, "-m", "mixmatch", "predict", run, photos, "--output-dir", out, "--shard-size", "50"]
+    command = [*map(str, words), "--device", "cpu", "--json"]
+    first = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: len(finished(out)) >= 3)
+    finally:
+        first.kill()
+        first.wait(timeout=60)
+    kept = [mark.stem for mark in finished(out)]
+    assert 3 <= len(kept) < FILES // 50
+    before = {number: (out / f"part-{number}.csv").stat().st_mtime_ns for number in kept}
+    again = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert again.returncode == 1, again.stderr  # some files cannot be read
+    assert again.stderr.splitlines() == [
+        f"{out}: 2,000 predictions in 40 shards ({len(kept)} finished before)",
+        "warning: 21 files cannot be read: the column error says why",
+    ]
+    summary = json.loads(again.stdout)
+    assert summary == {
+        "output_dir": str(out), "files": FILES, "unreadable": 21, "shards": 40, "finished_before": len(kept)
+    }  # fmt: skip
+    assert before == {number: (out / f"part-{number}.csv").stat().st_mtime_ns for number in kept}
+    check(rows_of(out), photos, run)
+
+
+def test_parts_make_a_whole(run: Path, photos: Path, tmp_path: Path) -> None:
+    """As jobs of a Slurm array do, here into an object store and as Parquet."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    memory = fsspec.filesystem("memory")
+    seen: list[tuple[int, int]] = []
+    for number in range(2):
+        done = mixmatch.predict_shards(
+            run,
+            [photos / "0", photos / "0" / "00000.png", photos / "*"],
+            "memory://classes",
+            format="parquet",
+            shard_size=300,
+            device="cpu",
+            part=slice(number, None, 2),
+            progress=lambda *counts: seen.append(counts),
+        )
+    assert (done.files, done.unreadable, done.shards, done.finished_before) == (FILES, 21, 7, 4)
+    assert seen == sorted(seen)
+    assert seen[-1] == (FILES, FILES)
+    names = [name for name in memory.ls("/classes", detail=False) if name.endswith(".parquet")]
+    tables = [parquet.read_table(memory.open(name)) for name in names]
+    assert len(tables) == 7
+    rows = [row for table in tables for row in table.to_pylist()]
+    check([{name: "" if value is None else str(value) for name, value in row.items()} for row in rows], photos, run)
+
+
+def test_what_cannot_be_continued_is_refused(run: Path, photos: Path, tmp_path: Path) -> None:
+    out, model = tmp_path / "classes", mixmatch.load(run, device="cpu")
+    mixmatch.predict_shards(model, photos / "1" / "00001.png", out)
+    mixmatch.predict_shards(model, [photos / "1" / "00001.png"], out)
+    np.save(tmp_path / "rows.npy", PIXELS)
+    (tmp_path / "file").touch()
+    for given, options, why in (
+        (photos, {}, "holds predictions with other paths"),
+        (photos / "1" / "00001.png", {"shard_size": 7}, "holds predictions with another shard size"),
+        (photos / "1" / "00001.png", {"format": "json"}, "format=json is not for shards"),
+        (photos, {"shard_size": 0}, "shard_size=0 must be 1 or more"),
+        (tmp_path / "rows.npy", {}, "holds rows"),
+        (photos / "missing", {"output_dir": tmp_path / "new"}, "there is no file or folder"),
+        (photos, {"output_dir": tmp_path / "file"}, "cannot read .*file: Not a directory"),
+        (photos, {"output_dir": "abacus://x"}, "Protocol not known"),
+    ):
+        with pytest.raises(MixMatchError, match=why):
+            mixmatch.predict_shards(model, given, **{"output_dir": out, **options})
+    next(model.network.parameters()).data.add_(1)
+    with pytest.raises(MixMatchError, match="holds predictions with another model"):
+        mixmatch.predict_shards(model, photos / "1" / "00001.png", out)
+
+
+def test_on_a_cluster(cluster: Any, run: Path, photos: Path, tmp_path: Path) -> None:
+    """The process with the model is lost in the middle; files are read through their addresses."""
+    out = tmp_path / "classes"
+    raylet = cluster.head_node.all_processes["raylet"][0].process.pid
+    lost: list[int] = []
+
+    def lose(done: int, total: int) -> None:
+        if done and not lost:
+            asked = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
+            processes = [line.split(None, 2) for line in asked.stdout.splitlines()]
+            lost.extend(int(pid) for pid, parent, name in processes if parent == str(raylet) and "MapWorker" in name)
+            for pid in lost:
+                os.kill(pid, signal.SIGKILL)
+
+    done = mixmatch.predict_shards(run, f"file://{photos}", out, shard_size=200, ray=cluster.address, progress=lose)
+    assert lost
+    assert (done.files, done.unreadable, done.shards, done.finished_before) == (FILES, 21, 10, 0)
+    check(rows_of(out), photos, run)
+    for lost_too in (out / "part-000001.csv", *(out / "_plan").glob("[!d]*/000001.json")):
+        lost_too.unlink()
+    with pytest.raises(MixMatchError, match=r"the list of files in .* is gone"):
+        mixmatch.predict_shards(run, f"file://{photos}", out, shard_size=200, ray=cluster.address)
+
+
+def test_what_a_process_of_a_cluster_gets() -> None:
+    class Nodes:
+        def __init__(self, *resources: dict[str, float]) -> None:
+            self._resources = resources
+
+        def nodes(self) -> list[dict[str, Any]]:
+            return [{"Alive": True, "Resources": each} for each in self._resources]
+
+    assert place_of(Nodes({"CPU": 2}), "auto") == Place("cpu", 2, 1)
+    assert place_of(Nodes({"CPU": 64}, {"CPU": 6}, {}), "auto") == Place("cpu", 4, 17)
+    assert place_of(Nodes({"CPU": 64, "GPU": 8}, {"CPU": 6}, {"CPU": 10, "GPU": 2}), "auto") == Place("cuda", 5, 10)
+    assert place_of(Nodes({"CPU": 64, "GPU": 8}), "cpu") == Place("cpu", 4, 16)
+    with pytest.raises(MixMatchError, match="the cluster has no GPU"):
+        place_of(Nodes({"CPU": 2}), "cuda")
