@@ -36,7 +36,7 @@ from mixmatch.execution.ray_data import Place, over_cluster
 from mixmatch.predict.files import Prediction, Progress, decoded, holds_rows, image_shape
 from mixmatch.predict.formats import Failure, Format, Row, check_parquet, write
 from mixmatch.predict.store import Store
-from mixmatch.training.checkpoint import to_bytes
+from mixmatch.training.tensors import to_bytes
 
 SHARD_SIZE = 10_000
 """Files per shard: a few minutes of work, and a few MB of predictions."""
