@@ -2,8 +2,9 @@
 import { get, post } from "./api.js";
 import { Bench } from "./bench.js";
 import { CheckView } from "./check.js";
-import { askName, decide, exchange, help, menu, remember } from "./dialogs.js";
-import { $, count, h, number, toast } from "./dom.js";
+import { decide, remember } from "./conflicts.js";
+import { askName, exchange, help, menu } from "./dialogs.js";
+import { $, button, count, h, number, toast } from "./dom.js";
 import { GuessesView } from "./guesses.js";
 import { LabelView } from "./label.js";
 import { Outbox } from "./outbox.js";
@@ -62,14 +63,16 @@ for (const name of NAMES) {
 }
 $("#undo").addEventListener("click", () => (bench.reverse("undo"), bench.focus()));
 $("#redo").addEventListener("click", () => (bench.reverse("redo"), bench.focus()));
-$("#more").addEventListener("click", () => menu($("#more"), [
-  ["Export and import …", () => exchange(store)],
-  [`Your name: ${store.state?.who ?? ""} …`, () => askName(store)],
-  ["Edit the classes …", () => side.manage()],
-  ["Look for new files", () => rescan()],
-  null,
-  ["Keys …", () => help(bench)],
-]));
+$("#more").addEventListener("click", () =>
+  menu($("#more"), [
+    ["Export and import …", () => exchange(store)],
+    [`Your name: ${store.state?.who ?? ""} …`, () => askName(store)],
+    ["Edit the classes …", () => side.manage()],
+    ["Look for new files", () => rescan()],
+    null,
+    ["Keys …", () => help(bench)],
+  ]),
+);
 
 async function rescan() {
   try {
@@ -87,7 +90,14 @@ function saved() {
   const down = Boolean(outbox.trouble) || away;
   const line = $("#saved");
   line.dataset.state = down ? "away" : waiting ? "sending" : "saved";
-  line.textContent = down && waiting ? `${number(waiting)} not saved` : down ? "No server" : waiting ? `Saving ${number(waiting)}` : "Saved";
+  line.textContent =
+    down && waiting
+      ? `${number(waiting)} not saved`
+      : down
+        ? "No server"
+        : waiting
+          ? `Saving ${number(waiting)}`
+          : "Saved";
   bars(waiting);
 }
 
@@ -99,27 +109,49 @@ function bars(waiting) {
   if (key === drawn) return;
   drawn = key;
   const list = [];
-  const kept = waiting ? `${count(waiting, "label")} ${waiting === 1 ? "is" : "are"} kept in this browser and will be saved when it is back.` : "Everything so far is saved.";
-  const bar = (kind, text, ...acts) => list.push(h("div", { class: kind, role: kind === "away" ? "alert" : "status" }, h("span", {}, text), ...acts));
-  if (trouble?.status === 403 || away === 403) bar("away", `This page may not talk to the server any more. Open the address that mixmatch label prints. ${kept}`);
+  const kept = waiting
+    ? `${count(waiting, "label")} ${waiting === 1 ? "is" : "are"} kept in this browser and will be saved when it is back.`
+    : "Everything so far is saved.";
+  const bar = (kind, text, ...acts) =>
+    list.push(h("div", { class: kind, role: kind === "away" ? "alert" : "status" }, h("span", {}, text), ...acts));
+  if (trouble?.status === 403 || away === 403)
+    bar("away", `This page may not talk to the server any more. Open the address that mixmatch label prints. ${kept}`);
   else if (disk) bar("away", `${disk}. ${waiting ? `${count(waiting, "label")} wait in this browser.` : ""}`);
-  else if (trouble || away) bar("away", `The server does not answer. ${kept} Start it again: mixmatch label ${store.state?.folder ?? ""}`);
-  if (unkept) bar("warn", "This browser cannot keep labels while the server is away (its storage is full or switched off). Do not close the page before it says Saved.");
+  else if (trouble || away)
+    bar("away", `The server does not answer. ${kept} Start it again: mixmatch label ${store.state?.folder ?? ""}`);
+  if (unkept)
+    bar(
+      "warn",
+      "This browser cannot keep labels while the server is away (its storage is full or switched off). Do not close the page before it says Saved.",
+    );
   for (const change of refused) {
-    bar("warn", `Not saved: ${count(change.n.length, "picture")} as ${change.label ?? "unlabeled"}. ${change.line}`, h("button", { type: "button", onclick: () => (refused.splice(refused.indexOf(change), 1), saved()) }, "Put away"));
+    bar(
+      "warn",
+      `Not saved: ${count(change.n.length, "picture")} as ${change.label ?? "unlabeled"}. ${change.line}`,
+      button("Put away", () => (refused.splice(refused.indexOf(change), 1), saved())),
+    );
   }
   if (fresh.length) {
     const [first] = fresh;
-    bar("warn", `${count(fresh.length, "picture")} got another label from ${first.who} at the same time.`, h("button", { type: "button", id: "decide", onclick: () => (fresh.shift(), decide(store, bench, first.n), saved()) }, "Show both"), h("button", { type: "button", onclick: () => ((fresh = []), saved()) }, "Later"));
+    bar(
+      "warn",
+      `${count(fresh.length, "picture")} got another label from ${first.who} at the same time.`,
+      button("Show both", () => (fresh.shift(), decide(store, bench, first.n), saved()), { id: "decide" }),
+      button("Later", () => ((fresh = []), saved())),
+    );
   }
   const put = new Set(JSON.parse(localStorage.getItem(`mixmatch-notes:${store.listing}`) ?? "[]"));
   for (const note of store.state?.notes ?? []) {
     if (put.has(note.key)) continue;
-    bar("warn", note.text, h("button", { type: "button", onclick: () => {
-      localStorage.setItem(`mixmatch-notes:${store.listing}`, JSON.stringify([...put, note.key]));
-      drawn = "";
-      saved();
-    } }, "Good"));
+    bar(
+      "warn",
+      note.text,
+      button("Good", () => {
+        localStorage.setItem(`mixmatch-notes:${store.listing}`, JSON.stringify([...put, note.key]));
+        drawn = "";
+        saved();
+      }),
+    );
   }
   $("#bars").replaceChildren(...list);
 }
@@ -141,8 +173,20 @@ store.on(() => {
   $("#undo").disabled = !undo;
   $("#redo").disabled = !redo;
   $("#undo").title = `Undo${state.undo && !outbox.waiting.length ? `: ${state.undo.what}` : ""} (Ctrl+Z)`;
-  $("#tab-check").replaceChildren("Check", state.counts.conflicts ? h("span", { class: "n" }, number(state.counts.conflicts)) : "");
-  $("#tab-train").replaceChildren("Train", ["trial", "running", "guessing"].includes(state.train.state) ? h("span", { class: "n" }, state.train.steps ? `${Math.round((100 * state.train.step) / state.train.steps)} %` : "…") : "");
+  $("#tab-check").replaceChildren(
+    "Check",
+    state.counts.conflicts ? h("span", { class: "n" }, number(state.counts.conflicts)) : "",
+  );
+  $("#tab-train").replaceChildren(
+    "Train",
+    ["trial", "running", "guessing"].includes(state.train.state)
+      ? h(
+          "span",
+          { class: "n" },
+          state.train.steps ? `${Math.round((100 * state.train.step) / state.train.steps)} %` : "…",
+        )
+      : "",
+  );
   views[tab.current].update();
   saved();
 });

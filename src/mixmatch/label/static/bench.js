@@ -1,5 +1,5 @@
 // The workbench: pictures, a selection, and keys that label it. The tabs Label, Guesses and Check put different lists on it.
-import { $, count, h, number, say, toast } from "./dom.js";
+import { $, button, count, h, number, say, toast } from "./dom.js";
 import { Grid } from "./grid.js";
 import { Single } from "./single.js";
 import { BROKEN, GONE, NONE, SKIP, UNLABELED, UNREADABLE } from "./store.js";
@@ -32,7 +32,15 @@ export class Bench {
     const flags = store.flags[n];
     const extra = this.view?.look?.(n, index) ?? {};
     const faded = value === SKIP || value === BROKEN || Boolean(flags & (GONE | UNREADABLE));
-    return { src: store.thumb(n), name: store.name[n], tag: store.text(value), color: store.color(value), said: store.text(value) || "no label", faded, ...extra };
+    return {
+      src: store.thumb(n),
+      name: store.name[n],
+      tag: store.text(value),
+      color: store.color(value),
+      said: store.text(value) || "no label",
+      faded,
+      ...extra,
+    };
   }
 
   // Another list on the bench.
@@ -57,7 +65,8 @@ export class Bench {
     $("#grid").hidden = this.alone || !has;
     $("#single").hidden = !this.alone || !has;
     $(".banners").hidden = this.alone;
-    for (const button of document.querySelectorAll(".switch [data-view]")) button.setAttribute("aria-pressed", String((button.dataset.view === "single") === this.alone));
+    for (const button of document.querySelectorAll(".switch [data-view]"))
+      button.setAttribute("aria-pressed", String((button.dataset.view === "single") === this.alone));
     if (this.alone) this.paintSingle();
     else this.grid.measure(true);
     this.selection();
@@ -97,7 +106,12 @@ export class Bench {
   paintSingle() {
     const { items, current } = this.grid;
     if (!items.length) return;
-    this.single.show(items[current], { position: number(current + 1), total: items.length, note: this.view.look?.(items[current], current)?.note, following: items[current + 1] });
+    this.single.show(items[current], {
+      position: number(current + 1),
+      total: items.length,
+      note: this.view.look?.(items[current], current)?.note,
+      following: items[current + 1],
+    });
   }
 
   refresh() {
@@ -118,7 +132,13 @@ export class Bench {
     if (!this.view) return;
     const { grid, store } = this;
     const size = this.alone || this.view.toggles ? Math.min(1, grid.items.length) : grid.selected.size;
-    const which = this.alone ? "this picture" : this.view.toggles ? "the framed picture" : size === 1 ? "1 selected picture" : `${number(size)} selected pictures`;
+    const which = this.alone
+      ? "this picture"
+      : this.view.toggles
+        ? "the framed picture"
+        : size === 1
+          ? "1 selected picture"
+          : `${number(size)} selected pictures`;
     const n = grid.n;
     const note = grid.items.length ? this.view.look?.(n, grid.current)?.note : "";
     const keys = this.keysOn ? (size ? `A key labels ${which}` : "Nothing selected") : "Keys are off";
@@ -129,7 +149,7 @@ export class Bench {
       note ? h("span", { id: "why" }, note) : "",
       h("span", { class: "grow" }),
       h("span", {}, count(grid.items.length, "picture"), " shown"),
-      h("button", { type: "button", class: "plain small hint", onclick: () => this.help() }, "Keys ", h("kbd", {}, "?")),
+      button(["Keys ", h("kbd", {}, "?")], () => this.help(), { class: "plain small hint" }),
     );
     this.view.selected?.();
   }
@@ -165,7 +185,8 @@ export class Bench {
       for (index = grid.items.length - 1; index > 0 && !labeled.has(grid.items[index]); index--);
     }
     let next = index + 1;
-    if (view.advance === "unlabeled") while (next < grid.items.length && store.value(grid.items[next]) !== UNLABELED) next++;
+    if (view.advance === "unlabeled")
+      while (next < grid.items.length && store.value(grid.items[next]) !== UNLABELED) next++;
     if (next >= grid.items.length) {
       view.finished?.();
       if (targets.length === 1) grid.go(Math.min(index, grid.items.length - 1));
@@ -191,7 +212,9 @@ export class Bench {
       }
     }
     this.refresh();
-    toast(`${kind === "undo" ? "Undone" : "Done again"}: ${count(known.n.length, "picture")} ${this.store.text(known.value) || "without label"}`);
+    toast(
+      `${kind === "undo" ? "Undone" : "Done again"}: ${count(known.n.length, "picture")} ${this.store.text(known.value) || "without label"}`,
+    );
   }
 
   // ------------------------------------------------------------------------------------------------------------ keys
@@ -217,10 +240,11 @@ export class Bench {
 
   valueKey({ key, ctrlKey, metaKey }) {
     if (ctrlKey || metaKey) return false;
-    if (key === "Delete" || key === "Backspace") return this.label(UNLABELED), true;
+    if (key === "Delete" || key === "Backspace") return (this.label(UNLABELED), true);
     if (!this.keysOn || key.length !== 1) return false;
     const lower = key.toLowerCase();
-    const found = this.store.classes.find((each) => each.key === key) ?? this.store.classes.find((each) => each.key === lower);
+    const found =
+      this.store.classes.find((each) => each.key === key) ?? this.store.classes.find((each) => each.key === lower);
     if (found) this.label(found.id);
     else if (lower in MARK_KEYS) this.label(MARK_KEYS[lower]);
     else if (this.view.keys?.[lower]) this.view.keys[lower]();

@@ -1,8 +1,9 @@
 // The tab Check: labels that may be wrong. Suspects are found without using the picture's own label; near copies with
 // different labels contradict each other; and where two people disagree both answers are shown.
 import { get } from "./api.js";
-import { $, count, h, number, percent, toast } from "./dom.js";
-import { decide } from "./dialogs.js";
+import { decide } from "./conflicts.js";
+import { $, button, h, number, primary, toast } from "./dom.js";
+
 import { CONFLICT } from "./store.js";
 
 export class CheckView {
@@ -54,8 +55,18 @@ export class CheckView {
     if (this.tab.current !== "check") return;
     const { items, copies } = this.found;
     const conflicts = this.conflicting();
-    const kinds = [["suspects", "Likely wrong", items.length], ["copies", "Copies that differ", copies.length], ["conflicts", "Two answers", conflicts.length]];
-    this.chips.replaceChildren(...kinds.map(([kind, name, n]) => h("button", { type: "button", "aria-pressed": String(kind === this.kind), onclick: () => ((this.kind = kind), this.list(), this.bench.focus()) }, name, h("span", { class: "n" }, number(n)))));
+    const kinds = [
+      ["suspects", "Likely wrong", items.length],
+      ["copies", "Copies that differ", copies.length],
+      ["conflicts", "Two answers", conflicts.length],
+    ];
+    this.chips.replaceChildren(
+      ...kinds.map(([kind, name, n]) =>
+        button([name, h("span", { class: "n" }, number(n))], () => this.choose(kind), {
+          "aria-pressed": String(kind === this.kind),
+        }),
+      ),
+    );
     this.notes = new Map();
     this.instead = new Map();
     let shown = conflicts;
@@ -67,7 +78,9 @@ export class CheckView {
       }
     } else if (this.kind === "copies") {
       shown = copies.flatMap((copy) => copy.n);
-      copies.forEach((copy, i) => copy.n.forEach((n) => this.notes.set(n, `pair ${i + 1}: ${copy.why ?? copy.labels.join(" and ")}`)));
+      copies.forEach((copy, i) =>
+        copy.n.forEach((n) => this.notes.set(n, `pair ${i + 1}: ${copy.why ?? copy.labels.join(" and ")}`)),
+      );
     } else for (const n of shown) this.notes.set(n, "two answers");
     this.generation = this.store.generation;
     this.bench.show(this, shown);
@@ -84,26 +97,43 @@ export class CheckView {
     $(".banners").replaceChildren(grid.items.length ? this.panel : "");
     if (!grid.items.length) return;
     const n = grid.n;
-    const button = (text, key, run, primary) => h("button", { type: "button", class: primary ? "primary" : "", onclick: () => (run(), this.bench.focus()) }, text, key ? h("kbd", {}, key) : "");
     if (this.kind === "conflicts") {
-      this.words.textContent = "Two people, or two tabs, gave this picture different labels. The first to be saved counts until somebody decides.";
-      this.acts.replaceChildren(h("button", { type: "button", class: "primary", onclick: () => decide(store, this.bench, n) }, "Show both answers"));
+      this.words.textContent =
+        "Two people, or two tabs, gave this picture different labels. The first to be saved counts until somebody decides.";
+      this.acts.replaceChildren(primary("Show both answers", () => decide(store, this.bench, n)));
       return;
     }
     const said = store.text(store.value(n));
     const instead = this.instead.get(n);
     const other = store.classes.find((each) => each.name === instead);
-    this.words.textContent = this.kind === "suspects" ? `Labeled ${said}, ${this.notes.get(n) ?? ""}. ${this.found.why}` : `Labeled ${said}; ${this.notes.get(n) ?? ""}.`;
+    this.words.textContent =
+      this.kind === "suspects"
+        ? `Labeled ${said}, ${this.notes.get(n) ?? ""}. ${this.found.why}`
+        : `Labeled ${said}; ${this.notes.get(n) ?? ""}.`;
     this.acts.replaceChildren(
-      other && instead !== said ? button(`Change to ${instead} `, other.key, () => this.bench.label(other.id, [n]), true) : "",
-      said ? button(`Keep ${said} `, "c", () => this.keep()) : "",
+      other && instead !== said
+        ? primary([`Change to ${instead} `, h("kbd", {}, other.key ?? "")], () => this.change(n, other.id))
+        : "",
+      said ? button([`Keep ${said} `, h("kbd", {}, "c")], () => this.keep()) : "",
     );
+  }
+
+  choose(kind) {
+    this.kind = kind;
+    this.list();
+    this.bench.focus();
+  }
+
+  change(n, value) {
+    this.bench.label(value, [n]);
+    this.bench.focus();
   }
 
   keep() {
     this.kept.add(this.bench.grid.n);
     this.bench.grid.go(this.bench.grid.current + 1);
     this.bench.refresh();
+    this.bench.focus();
   }
 
   finished() {
@@ -111,10 +141,27 @@ export class CheckView {
   }
 
   empty() {
-    const act = (name, run) => h("button", { type: "button", class: "primary", onclick: run }, name);
-    if (!this.found.ready) return [h("h2", {}, "Looking at the labels …"), h("p", {}, "Every label is compared with its neighbors. This takes a moment; go on labeling meanwhile.")];
-    if (this.kind === "conflicts") return [h("h2", {}, "Nobody disagrees"), h("p", {}, "When two people give a picture different labels, both answers are shown here."), act("Go on labeling", () => this.tab.open("label"))];
-    if (this.kind === "copies") return [h("h2", {}, "No copies that differ"), h("p", {}, "Near copies of a picture all have the same label, or none."), act("Go on labeling", () => this.tab.open("label"))];
-    return [h("h2", {}, "No label stands out"), h("p", {}, this.found.why || "No label looks wrong."), act("Go on labeling", () => this.tab.open("label"))];
+    if (!this.found.ready)
+      return [
+        h("h2", {}, "Looking at the labels …"),
+        h("p", {}, "Every label is compared with its neighbors. This takes a moment; go on labeling meanwhile."),
+      ];
+    if (this.kind === "conflicts")
+      return [
+        h("h2", {}, "Nobody disagrees"),
+        h("p", {}, "When two people give a picture different labels, both answers are shown here."),
+        primary("Go on labeling", () => this.tab.open("label")),
+      ];
+    if (this.kind === "copies")
+      return [
+        h("h2", {}, "No copies that differ"),
+        h("p", {}, "Near copies of a picture all have the same label, or none."),
+        primary("Go on labeling", () => this.tab.open("label")),
+      ];
+    return [
+      h("h2", {}, "No label stands out"),
+      h("p", {}, this.found.why || "No label looks wrong."),
+      primary("Go on labeling", () => this.tab.open("label")),
+    ];
   }
 }

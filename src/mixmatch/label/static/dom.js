@@ -21,6 +21,13 @@ export function svg(tag, properties = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), properties, children);
 }
 
+// A button is only ever made with what it does.
+export const button = (content, onclick, properties = {}) =>
+  h("button", { type: "button", onclick, ...properties }, content);
+
+export const primary = (content, onclick, properties = {}) =>
+  button(content, onclick, { class: "primary", ...properties });
+
 export const $ = (selector, root = document) => root.querySelector(selector);
 
 export const number = (n) => n.toLocaleString("en-US");
@@ -44,9 +51,12 @@ export function say(text) {
 // A line at the bottom that goes away by itself; with a button if there is something to do about it.
 let leaving = 0;
 export function toast(text, action) {
-  const button = action && h("button", { type: "button", onclick: () => (bar.replaceChildren(), action.run()) }, action.name);
   const bar = $("#toast");
-  bar.replaceChildren(h("span", {}, text), button ?? "");
+  const run = () => {
+    bar.replaceChildren();
+    action.run();
+  };
+  bar.replaceChildren(h("span", {}, text), action ? button(action.name, run) : "");
   say(text);
   clearTimeout(leaving);
   leaving = setTimeout(() => bar.replaceChildren(), action ? 8000 : 4500);

@@ -1,12 +1,11 @@
 // A grid over any number of pictures: only the tiles in sight exist. It is a listbox whose focus stays on the scrolling
 // box itself (aria-activedescendant), so tiles may come and go while somebody uses the keyboard or a screen reader.
 import { h } from "./dom.js";
+import { Pointer } from "./pointer.js";
 
-const GAP = 8;
+export const GAP = 8;
 const MOST_TILES = 96; // three nodes each: larger screens get larger tiles
 const SETTLE = 70; // ms of quiet after a jump before pictures are asked for
-const DRAG = 5; // pixels before a press becomes a drag
-const HOLD = 450; // ms before a touch becomes a selection
 
 export class Grid {
   // `look(n)` describes a picture: {src, name, tag, color, note, faded}. `open(index)` shows it alone.
@@ -28,11 +27,7 @@ export class Grid {
     box.setAttribute("aria-multiselectable", "true");
     box.tabIndex = 0;
     box.addEventListener("scroll", () => this.scrolled(), { passive: true });
-    box.addEventListener("pointerdown", (event) => this.pressed(event));
-    box.addEventListener("dblclick", (event) => {
-      const index = this.at(event);
-      if (index !== null) this.open(index);
-    });
+    new Pointer(this);
     new ResizeObserver(() => this.measure()).observe(box);
     this.lastTop = 0;
     this.measure();
@@ -46,7 +41,7 @@ export class Grid {
   show(items, { current = null } = {}) {
     const before = this.items.length ? this.n : null;
     this.items = items;
-    for (const [index, tile] of this.tiles) this.drop(index, tile);
+    for (const [index, tile] of this.tiles) if (index >= items.length) this.drop(index, tile);
     if (this.selected.size) {
       const has = new Set(items);
       for (const n of this.selected) if (!has.has(n)) this.selected.delete(n);
@@ -75,6 +70,7 @@ export class Grid {
     if (!force && width === this.width && height === this.height) return;
     const fraction = this.rowHeight ? this.box.scrollTop / this.rowHeight : 0;
     const keep = Math.floor(fraction) * (this.columns ?? 1);
+    const before = `${this.columns} ${this.tile}`;
     Object.assign(this, { width, height });
     for (let size = this.size; ; size += 8) {
       this.columns = Math.max(width < 480 ? 3 : 2, Math.floor((width + GAP) / (size + GAP)));
@@ -85,7 +81,7 @@ export class Grid {
     this.rows = Math.ceil(this.items.length / this.columns);
     this.sizer.style.height = `${Math.max(0, this.rows * this.rowHeight - GAP)}px`;
     if (!force && keep) this.box.scrollTop = Math.floor(keep / this.columns) * this.rowHeight;
-    for (const [index, tile] of this.tiles) this.drop(index, tile); // the sizes are others now
+    if (before !== `${this.columns} ${this.tile}`) for (const [index, tile] of this.tiles) this.drop(index, tile);
     this.render();
   }
 
@@ -240,8 +236,14 @@ export class Grid {
     const control = ctrlKey || metaKey;
     const page = Math.max(1, Math.floor(this.height / this.rowHeight)) * this.columns;
     const steps = {
-      ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.columns, ArrowDown: this.columns, PageUp: -page, PageDown: page,
-      Home: -this.current, End: this.items.length - 1 - this.current,
+      ArrowLeft: -1,
+      ArrowRight: 1,
+      ArrowUp: -this.columns,
+      ArrowDown: this.columns,
+      PageUp: -page,
+      PageDown: page,
+      Home: -this.current,
+      End: this.items.length - 1 - this.current,
     };
     if (key in steps) {
       const index = this.current + steps[key];
@@ -254,116 +256,5 @@ export class Grid {
     else if (key === "Enter") this.open(this.current);
     else return false;
     return true;
-  }
-
-  // ------------------------------------------------------------------------------------------------ mouse and touch
-
-  at(event) {
-    const tile = event.target.closest?.(".tile");
-    return tile ? tile.index : null;
-  }
-
-  pressed(event) {
-    if (event.button !== 0 || event.offsetX > this.box.clientWidth && event.target === this.box) return;
-    const index = this.at(event);
-    if (event.pointerType === "touch") return this.touched(event, index);
-    event.preventDefault(); // no text selection, no picture dragged away
-    this.box.focus({ preventScroll: true });
-    const control = event.ctrlKey || event.metaKey;
-    const base = control || this.toggles ? new Set(this.selected) : new Set();
-    const start = this.point(event);
-    let dragged = false;
-    let latest = event;
-    const pull = () => {
-      const box = this.box.getBoundingClientRect();
-      const over = latest.clientY < box.top + 24 ? -14 : latest.clientY > box.bottom - 24 ? 14 : 0;
-      if (over) {
-        this.box.scrollTop += over;
-        this.stretch(start, this.point(latest), base);
-      }
-      scrolling = dragged ? requestAnimationFrame(pull) : 0;
-    };
-    let scrolling = 0;
-    const move = (moved) => {
-      latest = moved;
-      const end = this.point(moved);
-      if (!dragged && Math.hypot(end.x - start.x, end.y - start.y) < DRAG) return;
-      if (!dragged) scrolling = requestAnimationFrame(pull);
-      dragged = true;
-      this.stretch(start, end, base);
-    };
-    const up = () => {
-      window.removeEventListener("pointermove", move);
-      window.removeEventListener("pointerup", up);
-      window.removeEventListener("pointercancel", up);
-      cancelAnimationFrame(scrolling);
-      this.band.hidden = true;
-      if (dragged) return;
-      if (index === null) this.toggles || this.none();
-      else if (event.shiftKey) this.go(index, { extend: true });
-      else if (control || this.toggles) this.toggle(index);
-      else this.go(index);
-    };
-    window.addEventListener("pointermove", move);
-    window.addEventListener("pointerup", up);
-    window.addEventListener("pointercancel", up);
-  }
-
-  // A tap shows the picture alone; held down it selects, and from then on taps select.
-  touched(event, index) {
-    if (index === null) return;
-    const began = [event.clientX, event.clientY];
-    let held = false;
-    const hold = setTimeout(() => {
-      held = this.picking = true;
-      this.toggle(index);
-    }, HOLD);
-    const done = (ended) => {
-      clearTimeout(hold);
-      this.box.removeEventListener("pointerup", done);
-      this.box.removeEventListener("pointercancel", done);
-      if (held || ended.type === "pointercancel") return;
-      if (Math.hypot(ended.clientX - began[0], ended.clientY - began[1]) > 10) return;
-      if (this.picking || this.toggles) this.toggle(index);
-      else {
-        this.go(index);
-        this.open(index);
-      }
-    };
-    this.box.addEventListener("pointerup", done);
-    this.box.addEventListener("pointercancel", done);
-  }
-
-  // Where the pointer is, in the coordinates of the whole list.
-  point(event) {
-    const box = this.sizer.getBoundingClientRect();
-    return { x: event.clientX - box.left, y: event.clientY - box.top };
-  }
-
-  stretch(a, b, base) {
-    const [left, right] = [Math.min(a.x, b.x), Math.max(a.x, b.x)];
-    const [top, bottom] = [Math.min(a.y, b.y), Math.max(a.y, b.y)];
-    const { style } = this.band;
-    this.band.hidden = false;
-    style.transform = `translate(${left}px, ${top}px)`;
-    style.width = `${right - left}px`;
-    style.height = `${bottom - top}px`;
-    const pitch = this.tile + GAP;
-    const from = Math.max(0, Math.ceil((left - this.tile) / pitch));
-    const to = Math.min(this.columns - 1, Math.floor(right / pitch));
-    this.selected = new Set(base);
-    const firstRow = Math.max(0, Math.ceil((top - this.tile) / pitch));
-    const lastRow = Math.min(this.rows - 1, Math.floor(bottom / pitch));
-    for (let row = firstRow; row <= lastRow; row++) {
-      for (let column = from; column <= to; column++) {
-        const index = row * this.columns + column;
-        if (index < this.items.length) {
-          this.selected.add(this.items[index]);
-          this.current = index;
-        }
-      }
-    }
-    this.render();
-    this.changed();
   }
 }

@@ -1,7 +1,7 @@
 // The tab Guesses: what the model says of pictures without a label, class by class, the surest first. Before a group can be
 // confirmed its least sure pictures are shown, since a guess that is shown is easily believed.
 import { get, newId, post } from "./api.js";
-import { $, count, h, number, percent, toast } from "./dom.js";
+import { $, button, count, h, number, percent, primary, toast } from "./dom.js";
 import { UNLABELED } from "./store.js";
 
 const LEAST_SEEN = 6;
@@ -16,13 +16,46 @@ export class GuessesView {
     this.least = 0.9;
     this.batch = 60;
     this.chips = h("div", { class: "chips", role: "group", "aria-label": "Guessed class" });
-    const pick = (name, label, options, value) => h("select", { "aria-label": label, onchange: (event) => ((this[name] = Number(event.target.value)), this.load()) }, ...options.map(([each, text]) => h("option", { value: each, selected: each === value }, text)));
-    this.sureness = pick("least", "How sure", [[0.99, "99 % sure or more"], [0.95, "95 % sure or more"], [0.9, "90 % sure or more"], [0.7, "70 % sure or more"], [0, "all guesses"]], 0.9);
-    this.amount = pick("batch", "How many at once", [[12, "12 at once"], [30, "30 at once"], [60, "60 at once"], [200, "200 at once"], [500, "500 at once"]], 60);
+    const pick = (name, label, options, value) =>
+      h(
+        "select",
+        { "aria-label": label, onchange: (event) => ((this[name] = Number(event.target.value)), this.load()) },
+        ...options.map(([each, text]) => h("option", { value: each, selected: each === value }, text)),
+      );
+    this.sureness = pick(
+      "least",
+      "How sure",
+      [
+        [0.99, "99 % sure or more"],
+        [0.95, "95 % sure or more"],
+        [0.9, "90 % sure or more"],
+        [0.7, "70 % sure or more"],
+        [0, "all guesses"],
+      ],
+      0.9,
+    );
+    this.amount = pick(
+      "batch",
+      "How many at once",
+      [
+        [12, "12 at once"],
+        [30, "30 at once"],
+        [60, "60 at once"],
+        [200, "200 at once"],
+        [500, "500 at once"],
+      ],
+      60,
+    );
     this.strip = h("div", { class: "strip" });
-    this.confirm = h("button", { type: "button", class: "primary", id: "confirm", onclick: () => this.enter() });
+    this.confirm = primary("", () => this.enter(), { id: "confirm" });
     this.words = h("p", {});
-    this.panel = h("div", { class: "banner confirm" }, this.words, this.strip, h("div", { class: "acts" }, this.confirm));
+    this.panel = h(
+      "div",
+      { class: "banner confirm" },
+      this.words,
+      this.strip,
+      h("div", { class: "acts" }, this.confirm),
+    );
     this.keys = { c: () => this.enter() };
   }
 
@@ -34,7 +67,13 @@ export class GuessesView {
     const { store } = this;
     const value = store.value(n);
     const sure = percent(store.sure[n] / 1000);
-    return value === UNLABELED ? { tag: `${store.text(this.chosen)}? ${sure}`, color: store.color(this.chosen), said: `guessed ${store.text(this.chosen)}, ${sure}` } : {};
+    return value === UNLABELED
+      ? {
+          tag: `${store.text(this.chosen)}? ${sure}`,
+          color: store.color(this.chosen),
+          said: `guessed ${store.text(this.chosen)}, ${sure}`,
+        }
+      : {};
   }
 
   async open() {
@@ -57,7 +96,7 @@ export class GuessesView {
   list() {
     if (this.tab.current !== "guesses") return;
     const { store, bench } = this;
-    this.chips.replaceChildren(...this.groups.map((group) => h("button", { type: "button", "aria-pressed": String(group.id === this.chosen), onclick: () => ((this.chosen = group.id), this.list()) }, h("span", { class: "dot", "data-color": store.color(group.id) }), group.class, h("span", { class: "n" }, number(group.total)))));
+    this.chips.replaceChildren(...this.groups.map((group) => this.chip(group)));
     const group = this.groups.find((each) => each.id === this.chosen);
     this.generation = store.generation;
     const items = (group?.n ?? []).filter((n) => store.value(n) === UNLABELED).slice(0, this.batch);
@@ -68,6 +107,26 @@ export class GuessesView {
     bench.grid.refresh();
     bench.selection();
     $(".banners").replaceChildren(items.length ? this.panel : "");
+  }
+
+  chip(group) {
+    const choose = () => {
+      this.chosen = group.id;
+      this.list();
+    };
+    const dot = h("span", { class: "dot", "data-color": this.store.color(group.id) });
+    const content = [dot, group.class, h("span", { class: "n" }, number(group.total))];
+    return button(content, choose, { "aria-pressed": String(group.id === this.chosen) });
+  }
+
+  doubt(n) {
+    const { store } = this;
+    const sure = percent(store.sure[n] / 1000);
+    const content = [h("img", { src: store.thumb(n), alt: "" }), h("span", { class: "small" }, sure)];
+    return button(content, () => this.out(n), {
+      title: "Take it out",
+      "aria-label": `${store.name[n]}, ${sure}: take it out`,
+    });
   }
 
   update() {
@@ -88,12 +147,17 @@ export class GuessesView {
     const { store } = this;
     const named = this.named();
     const doubtful = this.doubtful(named);
-    this.words.textContent = named.length ? `Look at the least sure of these ${number(named.length)} first. Click takes a picture out; a class's key corrects the framed one.` : "Nothing is selected. Click takes a picture in again.";
-    this.confirm.replaceChildren(`Confirm ${number(named.length)} as ${store.text(this.chosen)} `, h("kbd", {}, "Enter"));
+    this.words.textContent = named.length
+      ? `Look at the least sure of these ${number(named.length)} first. Click takes a picture out; a class's key corrects the framed one.`
+      : "Nothing is selected. Click takes a picture in again.";
+    this.confirm.replaceChildren(
+      `Confirm ${number(named.length)} as ${store.text(this.chosen)} `,
+      h("kbd", {}, "Enter"),
+    );
     this.confirm.disabled = !named.length;
     if (doubtful.join() === this.seen?.join()) return;
     this.seen = doubtful;
-    this.strip.replaceChildren(...doubtful.map((n) => h("button", { type: "button", title: `${store.name[n]}: take it out`, "aria-label": `${store.name[n]}, ${percent(store.sure[n] / 1000)}: take it out`, onclick: () => this.out(n) }, h("img", { src: store.thumb(n), alt: "" }), h("span", { class: "small" }, percent(store.sure[n] / 1000)))));
+    this.strip.replaceChildren(...doubtful.map((n) => this.doubt(n)));
   }
 
   out(n) {
@@ -113,12 +177,23 @@ export class GuessesView {
     const { store, bench } = this;
     try {
       await bench.outbox.flush();
-      const body = await post("/api/confirm", { id: newId(), run: this.run, class: store.text(this.chosen), n, seen: this.doubtful(n), since: store.seq, listing: store.listing });
+      const body = await post("/api/confirm", {
+        id: newId(),
+        run: this.run,
+        class: store.text(this.chosen),
+        n,
+        seen: this.doubtful(n),
+        since: store.seq,
+        listing: store.listing,
+      });
       store.absorb(body);
       bench.done.push({ n, before: n.map(() => UNLABELED), value: this.chosen });
       bench.undone = [];
       if (body.conflicts?.length) this.conflicts(body.conflicts);
-      toast(`${count(n.length, "picture")} confirmed as ${store.text(this.chosen)}`, { name: "Undo", run: () => (bench.reverse("undo"), this.load()) });
+      toast(`${count(n.length, "picture")} confirmed as ${store.text(this.chosen)}`, {
+        name: "Undo",
+        run: () => (bench.reverse("undo"), this.load()),
+      });
       await this.load();
       bench.focus();
     } catch (refused) {
@@ -128,9 +203,23 @@ export class GuessesView {
   }
 
   empty() {
-    const act = (name, run) => h("button", { type: "button", class: "primary", onclick: run }, name);
-    if (!this.run) return [h("h2", {}, "No guesses yet"), h("p", {}, "A trained model guesses the label of every picture without one. Train the first: it takes a few labels per class."), act("Train", () => this.tab.open("train"))];
-    const text = this.least ? `${this.run} is this sure of no picture that has no label yet.` : "Every picture has a label.";
-    return [h("h2", {}, "Nothing to confirm"), h("p", {}, `${text} Label what it is unsure of, and train again.`), act("Suggest pictures", () => this.tab.open("label", "next"))];
+    if (!this.run)
+      return [
+        h("h2", {}, "No guesses yet"),
+        h(
+          "p",
+          {},
+          "A trained model guesses the label of every picture without one. Train the first: it takes a few labels per class.",
+        ),
+        primary("Train", () => this.tab.open("train")),
+      ];
+    const text = this.least
+      ? `${this.run} is this sure of no picture that has no label yet.`
+      : "Every picture has a label.";
+    return [
+      h("h2", {}, "Nothing to confirm"),
+      h("p", {}, `${text} Label what it is unsure of, and train again.`),
+      primary("Suggest pictures", () => this.tab.open("label", "next")),
+    ];
   }
 }

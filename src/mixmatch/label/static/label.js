@@ -1,10 +1,10 @@
 // The tab Label: which pictures, and the one next thing to do.
+import { advise } from "./advice.js";
 import { get, newId, post } from "./api.js";
-import { $, count, h, number, toast } from "./dom.js";
+import { $, button, h, number, primary, toast } from "./dom.js";
 import { BROKEN, CONFLICT, EXAM, GONE, NONE, SKIP, UNLABELED, UNREADABLE } from "./store.js";
 
 const SUGGESTED = 60;
-const EXAM_SIZE = 50;
 
 export class LabelView {
   constructor(store, bench, { tab, side }) {
@@ -14,7 +14,13 @@ export class LabelView {
     this.exam = [];
     this.later = new Set(); // banners put away
     this.select = h("select", { id: "filter", "aria-label": "Show", onchange: () => this.go(this.select.value) });
-    this.search = h("input", { type: "search", id: "search", placeholder: "File name", "aria-label": "Search by file name", oninput: () => this.typed() });
+    this.search = h("input", {
+      type: "search",
+      id: "search",
+      placeholder: "File name",
+      "aria-label": "Search by file name",
+      oninput: () => this.typed(),
+    });
     this.search.addEventListener("keydown", (event) => {
       if (event.key === "Enter" || event.key === "Escape") {
         if (event.key === "Escape") this.search.value = "";
@@ -22,14 +28,31 @@ export class LabelView {
         bench.focus();
       }
     });
-    this.again = h("button", { type: "button", id: "again", onclick: () => (this.go(this.filter), bench.focus()) });
-    const size = h("input", { type: "range", min: "88", max: "320", step: "12", value: bench.grid.size, "aria-label": "Size of the pictures", oninput: () => {
-      localStorage.setItem("mixmatch-size", size.value);
-      bench.grid.setSize(Number(size.value));
-    } });
+    this.again = button("", () => this.work(this.filter), { id: "again", hidden: true });
+    const size = h("input", {
+      type: "range",
+      min: "88",
+      max: "320",
+      step: "12",
+      value: bench.grid.size,
+      "aria-label": "Size of the pictures",
+      oninput: () => {
+        localStorage.setItem("mixmatch-size", size.value);
+        bench.grid.setSize(Number(size.value));
+      },
+    });
     this.size = size;
-    const turn = (view, name) => h("button", { type: "button", "data-view": view, "aria-pressed": String(view === "grid"), onclick: () => (view === "grid" ? bench.toGrid() : bench.toSingle()) }, name);
-    this.switch = h("div", { class: "switch", role: "group", "aria-label": "View" }, turn("grid", "Grid"), turn("single", "Single"));
+    const turn = (view, name) =>
+      button(name, () => (view === "grid" ? bench.toGrid() : bench.toSingle()), {
+        "data-view": view,
+        "aria-pressed": String(view === "grid"),
+      });
+    this.switch = h(
+      "div",
+      { class: "switch", role: "group", "aria-label": "View" },
+      turn("grid", "Grid"),
+      turn("single", "Single"),
+    );
   }
 
   // What the bench asks of a view.
@@ -49,7 +72,14 @@ export class LabelView {
   }
 
   open() {
-    $(".tools").replaceChildren(this.select, this.search, this.again, h("span", { class: "grow" }), this.size, this.switch);
+    $(".tools").replaceChildren(
+      this.select,
+      this.search,
+      this.again,
+      h("span", { class: "grow" }),
+      this.size,
+      this.switch,
+    );
     this.options();
     this.go(this.filter).then(() => matchMedia("(hover: hover)").matches && $("#first-class")?.focus());
   }
@@ -59,7 +89,12 @@ export class LabelView {
     const option = (value, text) => h("option", { value }, text);
     const counts = store.counts();
     const { state } = store;
-    const signature = JSON.stringify([store.classes.map(({ id, name }) => [id, name]), Boolean(state.exam.size), counts.conflicts > 0, this.filter]);
+    const signature = JSON.stringify([
+      store.classes.map(({ id, name }) => [id, name]),
+      Boolean(state.exam.size),
+      counts.conflicts > 0,
+      this.filter,
+    ]);
     if (signature === this.signature) return;
     this.signature = signature;
     this.select.replaceChildren(
@@ -67,8 +102,23 @@ export class LabelView {
       state.exam.size ? option("exam", "The exam") : "",
       option("unlabeled", "Unlabeled"),
       option("all", "All pictures"),
-      h("optgroup", { label: "Labeled" }, option("labeled", "Any class"), option("mine", "By me"), option("conflict", "Two answers"), ...store.classes.map(({ id, name }) => option(String(id), name))),
-      h("optgroup", { label: "Put aside" }, option(String(SKIP), "Skipped"), option(String(NONE), "None of these"), option(String(BROKEN), "Not an image"), option("unreadable", "Cannot be shown"), option("gone", "Files that are gone")),
+      h(
+        "optgroup",
+        { label: "Labeled" },
+        option("labeled", "Any class"),
+        option("mine", "By me"),
+        option("conflict", "Two answers"),
+        ...store.classes.map(({ id, name }) => option(String(id), name)),
+      ),
+      h(
+        "optgroup",
+        { label: "Put aside" },
+        option(String(SKIP), "Skipped"),
+        option(String(NONE), "None of these"),
+        option(String(BROKEN), "Not an image"),
+        option("unreadable", "Cannot be shown"),
+        option("gone", "Files that are gone"),
+      ),
     );
     this.select.value = this.filter;
   }
@@ -91,6 +141,18 @@ export class LabelView {
     if (this.filter === filter) this.list();
   }
 
+  // Another list, and the keys go to it.
+  work(filter) {
+    this.bench.focus();
+    return this.go(filter);
+  }
+
+  putAway(id) {
+    this.later.add(id);
+    this.banner();
+    this.bench.focus();
+  }
+
   async suggest() {
     clearTimeout(this.waking);
     const { items, ready, why } = await get(`/api/next?k=${SUGGESTED}`);
@@ -111,8 +173,13 @@ export class LabelView {
     const value = (n) => store.value(n);
     const flag = (bit) => (n) => store.flags[n] & bit;
     const tests = {
-      all: () => true, unlabeled: (n) => value(n) === UNLABELED && !(store.flags[n] & EXAM), labeled: (n) => value(n) >= 0,
-      mine: (n) => value(n) !== UNLABELED && store.mine(n), conflict: flag(CONFLICT), unreadable: flag(UNREADABLE), gone: flag(GONE),
+      all: () => true,
+      unlabeled: (n) => value(n) === UNLABELED && !(store.flags[n] & EXAM),
+      labeled: (n) => value(n) >= 0,
+      mine: (n) => value(n) !== UNLABELED && store.mine(n),
+      conflict: flag(CONFLICT),
+      unreadable: flag(UNREADABLE),
+      gone: flag(GONE),
     };
     const test = tests[filter] ?? ((n) => value(n) === Number(filter));
     const hidden = filter === "gone" ? 0 : GONE;
@@ -137,11 +204,16 @@ export class LabelView {
   update() {
     if (this.store.generation !== this.generation && !["next", "exam"].includes(this.filter)) return this.list();
     this.options();
-    const { grid } = this.bench;
-    const cleared = ["unlabeled", "next"].includes(this.filter) ? grid.items.reduce((sum, n) => sum + (this.store.value(n) !== UNLABELED), 0) : 0;
-    this.again.hidden = !cleared;
-    this.again.textContent = this.filter === "next" ? `${number(cleared)} done: suggest more` : `${number(cleared)} done: clear away`;
+    this.counting ??= setTimeout(() => this.countDone(), 200); // over all pictures: not with every key
     this.banner();
+  }
+
+  countDone() {
+    this.counting = undefined;
+    const work = ["unlabeled", "next"].includes(this.filter);
+    const done = work ? this.bench.grid.items.reduce((sum, n) => sum + (this.store.value(n) !== UNLABELED), 0) : 0;
+    this.again.hidden = !done;
+    this.again.textContent = `${number(done)} done: ${this.filter === "next" ? "suggest more" : "clear away"}`;
   }
 
   finished() {
@@ -153,66 +225,56 @@ export class LabelView {
   // ---------------------------------------------------------------------------------------------- the next thing to do
 
   banner() {
-    const { store, filter } = this;
-    const { state } = store;
-    const counts = store.counts();
-    const exam = state.exam;
-    const left = exam.size - counts.exam - (exam.skipped ?? 0);
-    const key = [store.classes.length < 2 ? store.classes.length : 2, exam.size > 0, left > 0, filter, counts.labeled - counts.exam > 11, Boolean(state.guesses), this.rule, state.train.run, filter === "exam" && left, this.later.size].join();
-    if (key === this.shown && $(".banners").firstChild) return;
+    const { store, filter, rule } = this;
+    const classes = store.classes.length;
+    const advice = advise({ state: store.state, counts: store.counts(), classes, filter, rule });
+    const shown = advice && !this.later.has(advice.id) ? advice : null;
+    const key = JSON.stringify(shown);
+    if (key === this.shown && Boolean(shown) === Boolean($(".banners").firstChild)) return;
     this.shown = key;
-    const banner = this.next(counts, left);
     const typing = document.activeElement?.id === "first-class" ? document.activeElement.value : null;
-    $(".banners").replaceChildren(banner ?? "");
+    $(".banners").replaceChildren(shown ? this.paintAdvice(shown) : "");
     if (typing === null) return;
     const field = $("#first-class") ?? this.side.field; // whoever types goes on typing
     field.value = typing;
     field.focus();
   }
 
-  next(counts, left) {
-    const { store, filter } = this;
-    const { exam, total, train, guesses } = store.state;
-    const act = (name, run, primary = true) => h("button", { type: "button", class: primary ? "primary" : "", onclick: run }, name);
-    const say = (id, text, ...acts) =>
-      this.later.has(id) ? null : h("div", { class: "banner", id: `say-${id}` }, h("p", {}, text), h("div", { class: "acts" }, ...acts, id === "exam-here" || id === "why" ? "" : h("button", { type: "button", class: "plain", onclick: () => (this.later.add(id), this.banner()) }, "Later")));
-    if (!total) return null;
-    if (store.classes.length < 2) return this.nameClasses();
-    if (!exam.size && !exam.test_folder) {
-      const size = Math.min(EXAM_SIZE, Math.max(5, Math.round(counts.unlabeled / 4)));
-      const text = `Start with an exam: ${size} pictures drawn at random, kept apart, that you label without any help. Only they can say how good a model is on the whole folder. About ${Math.max(1, Math.round(size / 25))} min.`;
-      return say("exam", text, act(`Draw ${size} pictures`, () => this.draw(size)));
-    }
-    if (filter === "exam") {
-      const text = left > 0 ? `The exam: ${count(left, "picture")} to go. They are drawn at random and no guess is shown, so that the error is fair. Skip what you cannot tell.` : "The exam is complete. Now label the pictures a model learns from.";
-      return say("exam-here", text, left > 0 ? act("Draw 50 more", () => this.draw(50), false) : act("Suggest pictures", () => (this.go("next"), this.bench.focus())));
-    }
-    if (left > 0 && exam.size) return say("exam-left", `The exam still lacks ${count(left, "picture")}. Until it is complete the error of a model is less certain.`, act("Go on with the exam", () => (this.go("exam"), this.bench.focus())));
-    const learned = counts.labeled - counts.exam;
-    if (filter === "next" && this.rule) return say("why", this.rule);
-    if (learned < 12 || !train.run) {
-      if (learned >= 12) return say("train", `${count(learned, "label")} to learn from: enough for a first model. It trains in the background while you go on.`, act("Train", () => this.tab.open("train")));
-      return say("next", "Next: label the pictures a model learns most from.", act("Suggest pictures", () => (this.go("next"), this.bench.focus())));
-    }
-    if (guesses && counts.unlabeled) return say(`guesses-${guesses.run}`, `${guesses.run} has guessed ${count(guesses.count, "picture")}. Confirm what it is sure of.`, act("Look at the guesses", () => this.tab.open("guesses")));
-    return null;
+  paintAdvice({ id, text, act, later }) {
+    const acts = {
+      draw: (size) => this.draw(size),
+      work: (list) => this.work(list),
+      tab: (name) => this.tab.open(name),
+    };
+    const buttons = act ? [primary(act[0], () => acts[act[1]](act[2]))] : [];
+    if (later) buttons.push(button("Later", () => this.putAway(id), { class: "plain" }));
+    const doing = id === "classes" ? this.nameField() : h("div", { class: "acts" }, ...buttons);
+    return h("div", { class: "banner", id: `say-${id}` }, h("p", {}, text), doing);
   }
 
-  nameClasses() {
-    const found = this.store.classes.length;
-    const field = h("input", { type: "text", placeholder: found ? "Second class, e.g. dog" : "First class, e.g. cat", "aria-label": "Name of a class", id: "first-class", maxlength: "80", autocomplete: "off" });
-    const form = h("form", { class: "acts", onsubmit: async (event) => {
+  nameField() {
+    const field = h("input", {
+      type: "text",
+      placeholder: this.store.classes.length ? "Second class, e.g. dog" : "First class, e.g. cat",
+      "aria-label": "Name of a class",
+      id: "first-class",
+      maxlength: "80",
+      autocomplete: "off",
+    });
+    const submit = (event) => {
       event.preventDefault();
-      await this.side.submit(field);
-    } }, field, h("button", { type: "submit", class: "primary" }, "Add"));
-    const text = found ? "And the second one. Each class gets a key: press it, and the selected pictures have that label." : "What do your pictures show? Name the first class.";
-    return h("div", { class: "banner" }, h("p", {}, text), form);
+      this.side.submit(field);
+    };
+    const add = h("button", { type: "submit", class: "primary" }, "Add");
+    return h("form", { class: "acts", onsubmit: submit }, field, add);
   }
 
   async draw(more) {
     try {
       await this.bench.outbox.flush();
-      this.store.absorb(await post("/api/exam", { id: newId(), more, since: this.store.seq, listing: this.store.listing }));
+      this.store.absorb(
+        await post("/api/exam", { id: newId(), more, since: this.store.seq, listing: this.store.listing }),
+      );
       await this.go("exam");
       this.bench.focus();
     } catch (refused) {
@@ -222,13 +284,30 @@ export class LabelView {
 
   empty() {
     const { store, filter } = this;
-    const act = (name, run) => h("button", { type: "button", class: "primary", onclick: run }, name);
     if (!store.state.total) {
       const text = `There is no picture in ${store.state.path} or in its folders yet: JPEG, PNG, WebP and their kin are looked for. Put some there, then look again.`;
-      return [h("h2", {}, store.state.scanning ? "Looking for pictures …" : "No pictures here"), h("p", {}, text), act("Look again", () => post("/api/rescan", {}).then((body) => store.absorb(body)))];
+      return [
+        h("h2", {}, store.state.scanning ? "Looking for pictures …" : "No pictures here"),
+        h("p", {}, text),
+        primary("Look again", () => post("/api/rescan", {}).then((body) => store.absorb(body))),
+      ];
     }
-    if (this.search.value.trim()) return [h("h2", {}, "No such name"), h("p", {}, `No picture of this list has “${this.search.value.trim()}” in its name.`), act("Show the whole list", () => ((this.search.value = ""), this.list()))];
-    if (filter === "unlabeled" || filter === "next") return [h("h2", {}, "Everything is labeled"), h("p", {}, "No picture without a label is left. Wrong labels are what remains to find."), act("Check the labels", () => this.tab.open("check"))];
-    return [h("h2", {}, "Nothing here"), h("p", {}, "No picture is in this list."), act("Show the unlabeled ones", () => this.go("unlabeled"))];
+    if (this.search.value.trim())
+      return [
+        h("h2", {}, "No such name"),
+        h("p", {}, `No picture of this list has “${this.search.value.trim()}” in its name.`),
+        primary("Show the whole list", () => ((this.search.value = ""), this.list())),
+      ];
+    if (filter === "unlabeled" || filter === "next")
+      return [
+        h("h2", {}, "Everything is labeled"),
+        h("p", {}, "No picture without a label is left. Wrong labels are what remains to find."),
+        primary("Check the labels", () => this.tab.open("check")),
+      ];
+    return [
+      h("h2", {}, "Nothing here"),
+      h("p", {}, "No picture is in this list."),
+      primary("Show the unlabeled ones", () => this.go("unlabeled")),
+    ];
   }
 }

@@ -75,8 +75,17 @@ export class Outbox {
   add({ kind, n, value, values, source }) {
     const { store } = this;
     const change = {
-      id: newId(), kind, n, value, values, source, time: Date.now(), tick: this.tick++,
-      path: store.state.path, listing: store.listing, names: n.map((each) => store.name[each]),
+      id: newId(),
+      kind,
+      n,
+      value,
+      values,
+      source,
+      time: Date.now(),
+      tick: this.tick++,
+      path: store.state.path,
+      listing: store.listing,
+      names: n.map((each) => store.name[each]),
     };
     if (kind === "label") {
       change.label = store.wire(value);

@@ -1,7 +1,7 @@
 // The classes with their keys, a field that adds or finds one, and how far the work is.
 import { newId, post } from "./api.js";
-import { manageClasses } from "./dialogs.js";
-import { $, count, h, number, toast } from "./dom.js";
+import { manageClasses } from "./classes.js";
+import { $, button, count, h, number, toast } from "./dom.js";
 import { BROKEN, NONE, SKIP, UNLABELED } from "./store.js";
 
 const MARKS = [
@@ -15,17 +15,33 @@ export class Side {
     Object.assign(this, { store, bench });
     this.list = h("ul", { class: "classes" });
     this.marks = h("ul", { class: "classes marks" });
-    this.field = h("input", { type: "text", id: "new-class", placeholder: "Add or find a class", "aria-label": "Add or find a class", maxlength: "80", autocomplete: "off", spellcheck: "false", oninput: () => this.find(), onkeydown: (event) => event.key === "Escape" && ((this.field.value = ""), this.find(), bench.focus()) });
+    this.field = h("input", {
+      type: "text",
+      id: "new-class",
+      placeholder: "Add or find a class",
+      "aria-label": "Add or find a class",
+      maxlength: "80",
+      autocomplete: "off",
+      spellcheck: "false",
+      oninput: () => this.find(),
+      onkeydown: (event) => event.key === "Escape" && ((this.field.value = ""), this.find(), bench.focus()),
+    });
     this.progress = h("div", { class: "progress" });
-    const manage = h("button", { type: "button", class: "plain", id: "manage", onclick: () => this.manage() }, "Edit");
-    const form = h("form", { onsubmit: (event) => (event.preventDefault(), this.submit()) }, this.field, h("button", { type: "submit" }, "Add"));
+    const manage = button("Edit", () => this.manage(), { class: "plain", id: "manage" });
+    const form = h(
+      "form",
+      { onsubmit: (event) => (event.preventDefault(), this.submit()) },
+      this.field,
+      h("button", { type: "submit" }, "Add"),
+    );
     box.replaceChildren(
       h("section", {}, h("header", {}, h("h2", {}, "Classes"), manage), this.list, form),
       h("section", {}, this.marks),
       this.progress,
     );
-    this.buttons = new Map();
-    for (const [value, key, name, counted] of MARKS) this.marks.append(h("li", {}, this.button(value, key, name, counted)));
+    this.rows = new Map();
+    for (const [value, key, name, counted] of MARKS)
+      this.marks.append(h("li", {}, this.row(value, key, name, counted)));
     store.on(() => this.update());
     bench.flash = (value) => this.flash(value);
   }
@@ -34,12 +50,22 @@ export class Side {
     manageClasses(this.store, (body) => this.act(body));
   }
 
-  button(value, key, name) {
+  row(value, key, name) {
+    const give = () => {
+      this.bench.label(value);
+      this.bench.focus();
+    };
     const shown = h("span", { class: "n" });
-    const button = h("button", { type: "button", class: "class", "data-value": value, onclick: () => (this.bench.label(value), this.bench.focus()) },
-      h("kbd", { "aria-hidden": "true" }, key ?? "·"), value >= 0 ? h("span", { class: "dot", "data-color": this.store.color(value) }) : "", h("span", { class: "name", title: name }, name), shown);
-    this.buttons.set(value, { button, shown, key, name });
-    return button;
+    const dot = value >= 0 ? h("span", { class: "dot", "data-color": this.store.color(value) }) : "";
+    const content = [
+      h("kbd", { "aria-hidden": "true" }, key ?? "·"),
+      dot,
+      h("span", { class: "name", title: name }, name),
+      shown,
+    ];
+    const element = button(content, give, { class: "class", "data-value": value });
+    this.rows.set(value, { element, shown, key, name });
+    return element;
   }
 
   update() {
@@ -48,16 +74,17 @@ export class Side {
     const signature = JSON.stringify(store.classes.map(({ id, name, key }) => [id, name, key]));
     if (signature !== this.signature) {
       this.signature = signature;
-      for (const value of this.buttons.keys()) if (value >= 0) this.buttons.delete(value);
-      this.list.replaceChildren(...store.classes.map(({ id, key, name }) => h("li", {}, this.button(id, key, name))));
+      for (const value of this.rows.keys()) if (value >= 0) this.rows.delete(value);
+      this.list.replaceChildren(...store.classes.map(({ id, key, name }) => h("li", {}, this.row(id, key, name))));
       this.find();
     }
     const counts = store.counts();
-    const of = (value) => (value >= 0 ? counts.classes.get(value) : counts[MARKS.find((mark) => mark[0] === value)[3]]) ?? 0;
-    for (const [value, { button, shown, key, name }] of this.buttons) {
+    const of = (value) =>
+      (value >= 0 ? counts.classes.get(value) : counts[MARKS.find((mark) => mark[0] === value)[3]]) ?? 0;
+    for (const [value, { element, shown, key, name }] of this.rows) {
       const n = of(value);
       shown.textContent = number(n);
-      button.setAttribute("aria-label", `${name}, ${key ? `key ${key}, ` : ""}${count(n, "picture")}`);
+      element.setAttribute("aria-label", `${name}, ${key ? `key ${key}, ` : ""}${count(n, "picture")}`);
     }
     $("#manage").hidden = !store.state.classes.length;
     this.paintProgress(counts);
@@ -71,28 +98,52 @@ export class Side {
       bar.style.width = `${100 * Math.min(1, part)}%`;
       return h("div", { class: `meter ${kind}`, "aria-hidden": "true" }, bar);
     };
-    const exam = state.exam.size && h("div", {}, h("div", { class: "row" }, h("span", {}, "Exam"), h("span", { class: "soft small", id: "exam-count" }, `${counts.exam} of ${number(state.exam.size)}`)), meter(counts.exam / state.exam.size, "good"));
+    const exam =
+      state.exam.size &&
+      h(
+        "div",
+        {},
+        h(
+          "div",
+          { class: "row" },
+          h("span", {}, "Exam"),
+          h("span", { class: "soft small", id: "exam-count" }, `${counts.exam} of ${number(state.exam.size)}`),
+        ),
+        meter(counts.exam / state.exam.size, "good"),
+      );
     this.progress.replaceChildren(
-      h("div", {},
-        h("div", { class: "row" }, h("span", {}, h("b", { id: "labeled" }, number(counts.labeled)), " labeled"), h("span", { class: "soft small", id: "rate", title: "labels in the last minute" }, `${number(state.rate.minute)} per min`)),
-        meter(share)),
+      h(
+        "div",
+        {},
+        h(
+          "div",
+          { class: "row" },
+          h("span", {}, h("b", { id: "labeled" }, number(counts.labeled)), " labeled"),
+          h(
+            "span",
+            { class: "soft small", id: "rate", title: "labels in the last minute" },
+            `${number(state.rate.minute)} per min`,
+          ),
+        ),
+        meter(share),
+      ),
       exam || "",
     );
   }
 
   // A class that was just given lights up.
   flash(value) {
-    const found = this.buttons.get(value);
+    const found = this.rows.get(value);
     if (!found) return;
-    found.button.classList.add("hit");
+    found.element.classList.add("hit");
     clearTimeout(found.fading);
-    found.fading = setTimeout(() => found.button.classList.remove("hit"), 350);
+    found.fading = setTimeout(() => found.element.classList.remove("hit"), 350);
   }
 
   find() {
     const wanted = this.field.value.trim().toLowerCase();
-    for (const [value, { button, name }] of this.buttons) {
-      if (value >= 0) button.parentElement.hidden = Boolean(wanted) && !name.toLowerCase().includes(wanted);
+    for (const [value, { element, name }] of this.rows) {
+      if (value >= 0) element.parentElement.hidden = Boolean(wanted) && !name.toLowerCase().includes(wanted);
     }
   }
 
@@ -118,7 +169,9 @@ export class Side {
   async send(body) {
     try {
       await this.bench.outbox.flush();
-      this.store.absorb(await post("/api/classes", { id: newId(), since: this.store.seq, listing: this.store.listing, ...body }));
+      this.store.absorb(
+        await post("/api/classes", { id: newId(), since: this.store.seq, listing: this.store.listing, ...body }),
+      );
       this.bench.done.push({ n: [], before: [], value: UNLABELED }); // an undo must know that something came between
       return true;
     } catch (refused) {

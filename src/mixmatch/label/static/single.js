@@ -1,7 +1,7 @@
 // One picture alone, large, with what is known about it.
 import { get } from "./api.js";
 import { box as dialog } from "./dialogs.js";
-import { count, h, percent, svg } from "./dom.js";
+import { button, count, h, percent, svg } from "./dom.js";
 import { CONFLICT, EXAM, GONE, UNLABELED } from "./store.js";
 
 const SWIPE = 50; // pixels
@@ -11,17 +11,28 @@ export class Single {
     Object.assign(this, { box, store, turn });
     this.image = h("img", { alt: "" });
     const arrow = (side, by, name, d) =>
-      h("button", { type: "button", class: `turn icon ${side}`, "aria-label": name, title: name, onclick: () => turn(by) }, svg("svg", { viewBox: "0 0 24 24", "aria-hidden": "true" }, svg("path", { d })));
-    this.figure = h("figure", {}, this.image, arrow("back", -1, "Previous picture (←)", "m15 5-7 7 7 7"), arrow("on", 1, "Next picture (→)", "m9 5 7 7-7 7"));
+      button(svg("svg", { viewBox: "0 0 24 24", "aria-hidden": "true" }, svg("path", { d })), () => turn(by), {
+        class: `turn icon ${side}`,
+        "aria-label": name,
+        title: name,
+      });
+    this.figure = h(
+      "figure",
+      {},
+      this.image,
+      arrow("back", -1, "Previous picture (←)", "m15 5-7 7 7 7"),
+      arrow("on", 1, "Next picture (→)", "m9 5 7 7-7 7"),
+    );
     this.caption = h("figcaption", {});
-    this.close = h("button", { type: "button", onclick: close }, "Back ", h("kbd", {}, "Esc"));
+    this.close = button(["Back ", h("kbd", {}, "Esc")], close);
     box.replaceChildren(this.figure, this.caption);
     this.image.addEventListener("load", () => this.image.classList.toggle("tiny", this.image.naturalWidth <= 64));
     this.image.addEventListener("error", () => (this.image.alt = "This picture cannot be shown"));
     let from = null;
     this.figure.addEventListener("pointerdown", (event) => (from = event.clientX));
     this.figure.addEventListener("pointerup", (event) => {
-      if (from !== null && event.pointerType === "touch" && Math.abs(event.clientX - from) > SWIPE) turn(event.clientX < from ? 1 : -1);
+      if (from !== null && event.pointerType === "touch" && Math.abs(event.clientX - from) > SWIPE)
+        turn(event.clientX < from ? 1 : -1);
       from = null;
     });
   }
@@ -37,9 +48,15 @@ export class Single {
     const value = store.value(n);
     const flags = store.flags[n];
     const guess = store.guess[n];
-    const tag = value === UNLABELED ? h("span", { class: "soft" }, "no label yet") : h("span", { class: "tag", "data-color": store.color(value) }, store.text(value));
+    const tag =
+      value === UNLABELED
+        ? h("span", { class: "soft" }, "no label yet")
+        : h("span", { class: "tag", "data-color": store.color(value) }, store.text(value));
     const facts = [
-      guess >= 0 && value === UNLABELED && !(flags & EXAM) && `the model says ${store.text(guess)}, ${percent(store.sure[n] / 1000)}`,
+      guess >= 0 &&
+        value === UNLABELED &&
+        !(flags & EXAM) &&
+        `the model says ${store.text(guess)}, ${percent(store.sure[n] / 1000)}`,
       note,
       flags & EXAM && "part of the exam",
       flags & CONFLICT && "two answers",
@@ -50,7 +67,7 @@ export class Single {
       h("span", { class: "file small" }, store.name[n]),
       h("span", { class: "soft small facts" }, [`${position} of ${count(total, "picture")}`, ...facts].join(" · ")),
       h("span", { class: "grow" }),
-      h("button", { type: "button", class: "plain small past", onclick: () => this.tell(n) }, "History"),
+      button("History", () => this.tell(n), { class: "plain small past" }),
       this.close,
     );
     this.box.setAttribute("aria-label", [store.name[n], store.text(value) || "no label", ...facts].join(", "));
@@ -59,7 +76,13 @@ export class Single {
   // Who said what of this picture.
   async tell(n) {
     const { history } = await get(`/api/picture/${n}`);
-    const lines = history.map(({ t, who, what, source }) => `${new Date(1000 * t).toLocaleString()}: ${who} said ${what ?? "nothing"} (${source})`);
-    dialog("History of this picture", [h("p", { class: "soft" }, this.store.name[n]), ...(lines.length ? lines : ["Nobody has said anything yet."]).map((line) => h("p", {}, line))]);
+    const lines = history.map(
+      ({ t, who, what, source }) =>
+        `${new Date(1000 * t).toLocaleString()}: ${who} said ${what ?? "nothing"} (${source})`,
+    );
+    dialog("History of this picture", [
+      h("p", { class: "soft" }, this.store.name[n]),
+      ...(lines.length ? lines : ["Nobody has said anything yet."]).map((line) => h("p", {}, line)),
+    ]);
   }
 }

@@ -2,8 +2,16 @@
 // not yet confirmed. A value is a small number: a class's id, or one of the marks below.
 import { get } from "./api.js";
 
-export const UNLABELED = -1, SKIP = -2, NONE = -3, BROKEN = -4;
-export const EXAM = 1, TEST = 2, CONFLICT = 4, GONE = 8, UNREADABLE = 16, TAKEN_OVER = 32;
+export const UNLABELED = -1,
+  SKIP = -2,
+  NONE = -3,
+  BROKEN = -4;
+export const EXAM = 1,
+  TEST = 2,
+  CONFLICT = 4,
+  GONE = 8,
+  UNREADABLE = 16,
+  TAKEN_OVER = 32;
 const MARKS = { [SKIP]: ":skip", [NONE]: ":none", [BROKEN]: ":broken" };
 const MARK_TEXTS = { [SKIP]: "skipped", [NONE]: "none of these", [BROKEN]: "not an image" };
 const COLORS = 8;
@@ -52,7 +60,7 @@ export class Store {
     this.generation++;
   }
 
-  // The folder is still being read: pictures are added as they are found, and put in order at the end.
+  // The folder is still being read: pictures come as they are found, and are put in order at the end.
   async grow() {
     try {
       for (;;) {

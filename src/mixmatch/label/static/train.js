@@ -1,10 +1,19 @@
 // The tab Train: how good the model is by the exam alone, a run to start and to watch, and the runs there were.
 import { get, newId, post } from "./api.js";
 import { chart } from "./chart.js";
-import { $, count, duration, h, number, say, toast } from "./dom.js";
+import { button, count, duration, h, number, primary, say, toast } from "./dom.js";
 
 const BUSY = ["trial", "running", "guessing", "stopping"];
-const STATES = { idle: "not started", trial: "finding a budget that fits this machine", running: "training", guessing: "guessing the unlabeled pictures", stopping: "saving and stopping", stopped: "stopped", failed: "failed", done: "done" };
+const STATES = {
+  idle: "not started",
+  trial: "finding a budget that fits this machine",
+  running: "training",
+  guessing: "guessing the unlabeled pictures",
+  stopping: "saving and stopping",
+  stopped: "stopped",
+  failed: "failed",
+  done: "done",
+};
 
 export class TrainView {
   constructor(box, store, bench, { tab }) {
@@ -16,13 +25,26 @@ export class TrainView {
     this.method = h("select", { id: "method" });
     this.minutes = h("input", { type: "number", id: "minutes", min: "0.1", max: "10000", step: "any", value: "10" });
     this.steps = h("input", { type: "number", id: "steps", min: "1", step: "1", placeholder: "fitting" });
-    this.every = h("input", { type: "number", id: "every", min: "1", step: "1", value: "20", onchange: () => this.setAuto() });
+    this.every = h("input", {
+      type: "number",
+      id: "every",
+      min: "1",
+      step: "1",
+      value: "20",
+      onchange: () => this.setAuto(),
+    });
     this.auto = h("input", { type: "checkbox", id: "auto", onchange: () => this.setAuto() });
-    this.start = h("button", { type: "button", class: "primary", id: "start", onclick: () => this.begin() }, "Train now");
-    this.stop = h("button", { type: "button", id: "stop", onclick: () => this.act("/api/train/stop", {}) }, "Stop and save");
+    this.start = primary("Train now", () => this.begin(), { id: "start" });
+    this.stop = button("Stop and save", () => this.act("/api/train/stop", {}), { id: "stop" });
     this.live = h("div", {});
-    this.form = h("div", { class: "fields" },
-      h("label", {}, "Method", this.method), h("label", {}, "Minutes, about", this.minutes), h("label", {}, "or steps", this.steps), this.start);
+    this.form = h(
+      "div",
+      { class: "fields" },
+      h("label", {}, "Method", this.method),
+      h("label", {}, "Minutes, about", this.minutes),
+      h("label", {}, "or steps", this.steps),
+      this.start,
+    );
     this.repeat = h("label", { class: "line" }, this.auto, "Train again when", this.every, "more are labeled");
     this.now.replaceChildren(h("h2", {}, "Train"), this.live, this.form, h("div", { class: "fields" }, this.repeat));
     const column = h("div", {}, this.verdict, this.now, this.past);
@@ -57,7 +79,8 @@ export class TrainView {
 
   poll() {
     clearTimeout(this.waking);
-    if (this.busy() && this.tab.current === "train" && !document.hidden) this.waking = setTimeout(() => this.load(), 1000);
+    if (this.busy() && this.tab.current === "train" && !document.hidden)
+      this.waking = setTimeout(() => this.load(), 1000);
   }
 
   take(train) {
@@ -84,19 +107,55 @@ export class TrainView {
       const share = train.steps ? train.step / train.steps : 0;
       const bar = h("i");
       bar.style.width = `${100 * share}%`;
-      const left = train.seconds_left === null || train.state !== "running" ? "" : `, about ${duration(train.seconds_left)} left`;
-      const line = train.state === "running" ? `${train.run}: step ${number(train.step)} of ${number(train.steps)}${left}` : `${train.run ?? "The run"}: ${STATES[train.state]} …`;
-      parts.push(h("p", { id: "line" }, line), h("div", { class: "meter", role: "progressbar", "aria-label": "Training", "aria-valuemin": "0", "aria-valuemax": "100", "aria-valuenow": String(Math.round(100 * share)) }, bar), h("p", { class: "soft small" }, "Labeling goes on meanwhile: the run works on a copy of the labels."), h("div", { class: "acts" }, this.stop));
+      const left =
+        train.seconds_left === null || train.state !== "running" ? "" : `, about ${duration(train.seconds_left)} left`;
+      const line =
+        train.state === "running"
+          ? `${train.run}: step ${number(train.step)} of ${number(train.steps)}${left}`
+          : `${train.run ?? "The run"}: ${STATES[train.state]} …`;
+      parts.push(
+        h("p", { id: "line" }, line),
+        h(
+          "div",
+          {
+            class: "meter",
+            role: "progressbar",
+            "aria-label": "Training",
+            "aria-valuemin": "0",
+            "aria-valuemax": "100",
+            "aria-valuenow": String(Math.round(100 * share)),
+          },
+          bar,
+        ),
+        h("p", { class: "soft small" }, "Labeling goes on meanwhile: the run works on a copy of the labels."),
+        h("div", { class: "acts" }, this.stop),
+      );
       this.stop.disabled = train.state === "stopping";
     } else {
-      if (train.state === "failed") parts.push(h("p", { class: "failed", role: "alert" }, `${train.run ?? "The run"} failed: ${train.error}`));
-      if (train.state === "stopped") parts.push(h("p", {}, `${train.run} was stopped at step ${number(train.step)} of ${number(train.steps)}. Nothing is lost.`), h("div", { class: "acts" }, h("button", { type: "button", class: "primary", onclick: () => this.begin(train.run) }, `Resume ${train.run}`)));
+      if (train.state === "failed")
+        parts.push(h("p", { class: "failed", role: "alert" }, `${train.run ?? "The run"} failed: ${train.error}`));
+      if (train.state === "stopped")
+        parts.push(
+          h(
+            "p",
+            {},
+            `${train.run} was stopped at step ${number(train.step)} of ${number(train.steps)}. Nothing is lost.`,
+          ),
+          h(
+            "div",
+            { class: "acts" },
+            primary(`Resume ${train.run}`, () => this.begin(train.run)),
+          ),
+        );
       parts.push(h("p", { class: "soft" }, this.hint()));
     }
     if (train.run && train.curve.length) {
       const points = train.curve.map((each) => ({ ...each, x: each.step }));
       const last = points.at(-1);
-      parts.push(h("h3", {}, `Error on the exam while ${train.run} trains, with its 95 % interval`), chart(points, { label: `Error over steps, ${last.error.toFixed(1)} % at step ${last.step}`, name: number }));
+      parts.push(
+        h("h3", {}, `Error on the exam while ${train.run} trains, with its 95 % interval`),
+        chart(points, { label: `Error over steps, ${last.error.toFixed(1)} % at step ${last.step}`, name: number }),
+      );
     }
     this.live.replaceChildren(...parts);
     this.live.className = parts.length ? "live" : "";
@@ -107,38 +166,125 @@ export class TrainView {
     const { train, store } = this;
     const counts = store.counts();
     const learned = counts.labeled - counts.exam;
-    if (!train.history.length) return learned ? `${count(learned, "label")} to learn from, beside the exam; two classes with two labels each are the least, ten per class a good start.` : "Label some pictures first: two classes with two labels each are the least.";
-    return train.changed ? `${count(train.changed, "label")} given since the last run.` : "No label was given since the last run.";
+    if (!train.history.length)
+      return learned
+        ? `${count(learned, "label")} to learn from, beside the exam; two classes with two labels each are the least, ten per class a good start.`
+        : "Label some pictures first: two classes with two labels each are the least.";
+    return train.changed
+      ? `${count(train.changed, "label")} given since the last run.`
+      : "No label was given since the last run.";
   }
 
   paintVerdict(exam) {
     const { state } = this.store;
-    const act = (name, run) => h("div", { class: "acts" }, h("button", { type: "button", class: "primary", onclick: run }, name));
+    const act = (name, run) => h("div", { class: "acts" }, primary(name, run));
     const title = h("h2", {}, "How good is it?");
     if (exam) {
       const text = `${exam.run} is wrong on ${exam.wrong} of the ${count(exam.n, "exam picture")}. The interval says where the error on the whole folder is likely to be: the exam was drawn at random and labeled without seeing a guess.`;
       const wide = exam.high - exam.low > 20 ? " A larger exam makes it narrower." : "";
-      return this.verdict.replaceChildren(title, h("div", { class: "numbers" }, h("div", {}, h("b", { class: "model", id: "error" }, `${exam.error.toFixed(1)} %`), h("span", { class: "soft small" }, "error")), h("div", {}, h("b", {}, `${exam.low.toFixed(1)} to ${exam.high.toFixed(1)} %`), h("span", { class: "soft small" }, "95 % interval"))), h("p", {}, text + wide));
+      return this.verdict.replaceChildren(
+        title,
+        h(
+          "div",
+          { class: "numbers" },
+          h(
+            "div",
+            {},
+            h("b", { class: "model", id: "error" }, `${exam.error.toFixed(1)} %`),
+            h("span", { class: "soft small" }, "error"),
+          ),
+          h(
+            "div",
+            {},
+            h("b", {}, `${exam.low.toFixed(1)} to ${exam.high.toFixed(1)} %`),
+            h("span", { class: "soft small" }, "95 % interval"),
+          ),
+        ),
+        h("p", {}, text + wide),
+      );
     }
     const { size, labeled } = state.exam;
-    if (!size) return this.verdict.replaceChildren(title, h("p", {}, "Nobody can say yet. An exam, pictures drawn at random and labeled without help, gives the error. A share of labels that were picked by hand or by a model says nothing about the folder."), act("Make an exam", () => this.tab.open("label")));
-    if (labeled < size) return this.verdict.replaceChildren(title, h("p", {}, `The exam has ${labeled} of ${count(size, "label")}. Complete it: then every run is measured by it.`), act("Go on with the exam", () => this.tab.open("label", "exam")));
-    this.verdict.replaceChildren(title, h("p", {}, "The exam is complete. The first finished run will be measured by it."));
+    if (!size)
+      return this.verdict.replaceChildren(
+        title,
+        h(
+          "p",
+          {},
+          "Nobody can say yet. An exam, pictures drawn at random and labeled without help, gives the error. A share of labels that were picked by hand or by a model says nothing about the folder.",
+        ),
+        act("Make an exam", () => this.tab.open("label")),
+      );
+    if (labeled < size)
+      return this.verdict.replaceChildren(
+        title,
+        h(
+          "p",
+          {},
+          `The exam has ${labeled} of ${count(size, "label")}. Complete it: then every run is measured by it.`,
+        ),
+        act("Go on with the exam", () => this.tab.open("label", "exam")),
+      );
+    this.verdict.replaceChildren(
+      title,
+      h("p", {}, "The exam is complete. The first finished run will be measured by it."),
+    );
   }
 
   paintPast(history) {
     this.past.hidden = !history.length;
     if (this.past.hidden) return;
     const measured = [...history].reverse().filter((run) => run.exam);
-    const rows = history.map((run) => h("tr", {},
-      h("td", {}, run.run), h("td", {}, run.method), h("td", { class: "num" }, number(run.labels)), h("td", { class: "num" }, number(run.steps)),
-      h("td", { class: "num" }, run.exam ? `${run.exam.error.toFixed(1)} % (${run.exam.low.toFixed(1)} to ${run.exam.high.toFixed(1)})` : "–"),
-      h("td", {}, run.report ? h("a", { href: `/api/report/${encodeURIComponent(run.run)}`, target: "_blank", rel: "noopener" }, "report") : run.state === "stopped" && !this.busy() ? h("button", { type: "button", class: "plain small", onclick: () => this.begin(run.run) }, "resume") : (STATES[run.state] ?? run.state))));
+    const rows = history.map((run) =>
+      h(
+        "tr",
+        {},
+        h("td", {}, run.run),
+        h("td", {}, run.method),
+        h("td", { class: "num" }, number(run.labels)),
+        h("td", { class: "num" }, number(run.steps)),
+        h(
+          "td",
+          { class: "num" },
+          run.exam ? `${run.exam.error.toFixed(1)} % (${run.exam.low.toFixed(1)} to ${run.exam.high.toFixed(1)})` : "–",
+        ),
+        h(
+          "td",
+          {},
+          run.report
+            ? h(
+                "a",
+                { href: `/api/report/${encodeURIComponent(run.run)}`, target: "_blank", rel: "noopener" },
+                "report",
+              )
+            : run.state === "stopped" && !this.busy()
+              ? button("resume", () => this.begin(run.run), { class: "plain small" })
+              : (STATES[run.state] ?? run.state),
+        ),
+      ),
+    );
     const head = [["run"], ["method"], ["labels", "num"], ["steps", "num"], ["error on the exam", "num"], [""]];
     this.past.replaceChildren(
       h("h2", {}, "Runs"),
-      measured.length > 1 ? chart(measured.map((run) => ({ x: run.labels, ...run.exam })).sort((a, b) => a.x - b.x), { label: "Error on the exam over the number of labels", unit: "labels", name: number }) : "",
-      h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ...head.map(([text, kind]) => h("th", { scope: "col", class: kind ?? "" }, text)))), h("tbody", {}, ...rows))),
+      measured.length > 1
+        ? chart(
+            measured.map((run) => ({ x: run.labels, ...run.exam })).sort((a, b) => a.x - b.x),
+            { label: "Error on the exam over the number of labels", unit: "labels", name: number },
+          )
+        : "",
+      h(
+        "div",
+        { class: "scroll" },
+        h(
+          "table",
+          {},
+          h(
+            "thead",
+            {},
+            h("tr", {}, ...head.map(([text, kind]) => h("th", { scope: "col", class: kind ?? "" }, text))),
+          ),
+          h("tbody", {}, ...rows),
+        ),
+      ),
     );
   }
 
@@ -156,7 +302,12 @@ export class TrainView {
   setAuto() {
     const steps = Number(this.steps.value);
     const budget = steps ? { steps } : { minutes: Number(this.minutes.value) || undefined };
-    this.act("/api/train/auto", { on: this.auto.checked, every: Math.max(1, Number(this.every.value) || 20), method: this.method.value || undefined, ...budget });
+    this.act("/api/train/auto", {
+      on: this.auto.checked,
+      every: Math.max(1, Number(this.every.value) || 20),
+      method: this.method.value || undefined,
+      ...budget,
+    });
   }
 
   async act(path, body) {

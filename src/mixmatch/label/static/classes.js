@@ -1,0 +1,133 @@
+// The classes: add, rename, merge, reorder, hide, and their keys.
+import { box } from "./dialogs.js";
+import { button, count, h, primary } from "./dom.js";
+
+export function manageClasses(store, act) {
+  const list = h("div", { class: "list" });
+  const field = h("input", {
+    type: "text",
+    placeholder: "New class",
+    "aria-label": "New class",
+    maxlength: "80",
+    autocomplete: "off",
+  });
+  const form = h(
+    "form",
+    {
+      class: "line",
+      onsubmit: async (event) => {
+        event.preventDefault();
+        const name = field.value.trim();
+        if (name && (await act({ do: "add", name }))) field.value = "";
+        paint();
+      },
+    },
+    field,
+    h("button", { type: "submit" }, "Add"),
+  );
+  const dialog = box(
+    "Classes",
+    [
+      h(
+        "p",
+        { class: "soft small" },
+        "A class is never lost: hiding keeps its labels, merging moves them to another. Undo works for all of it.",
+      ),
+      list,
+      form,
+    ],
+    { wide: true },
+  );
+  const done = async (body) => {
+    if (await act(body)) paint();
+  };
+  const move = (index, by) => {
+    const names = store.classes.map((each) => each.name);
+    names.splice(index + by, 0, ...names.splice(index, 1));
+    return done({ do: "order", names }).then(() =>
+      list.children[index + by]?.querySelector(by < 0 ? ".up" : ".down")?.focus(),
+    );
+  };
+  const row = (each, index) => {
+    const name = h("input", {
+      type: "text",
+      value: each.name,
+      maxlength: "80",
+      "aria-label": `Name of ${each.name}`,
+      onchange: () =>
+        name.value.trim() &&
+        name.value.trim() !== each.name &&
+        done({ do: "rename", name: each.name, to: name.value.trim() }).then(
+          () => (name.value = store.class(each.id)?.name ?? ""),
+        ),
+    });
+    const key = h("input", {
+      type: "text",
+      class: "key",
+      value: each.key ?? "",
+      maxlength: "1",
+      "aria-label": `Key of ${each.name}`,
+      onchange: () => done({ do: "key", name: each.name, key: key.value.trim() || null }),
+    });
+    const others = store.classes.filter((other) => other.id !== each.id);
+    const merge = h(
+      "select",
+      {
+        "aria-label": `Merge ${each.name} into`,
+        disabled: !others.length,
+        onchange: () => {
+          const into = merge.value;
+          merge.value = "";
+          if (into) confirmMerge(each, into, () => done({ do: "merge", name: each.name, into }));
+        },
+      },
+      h("option", { value: "" }, "Merge into …"),
+      ...others.map((other) => h("option", { value: other.name }, other.name)),
+    );
+    const arrow = (by, text, what) =>
+      button(text, () => move(index, by), {
+        class: `icon plain ${what}`,
+        "aria-label": `Move ${each.name} ${what}`,
+        disabled: index + by < 0 || index + by >= store.classes.length,
+      });
+    return h(
+      "div",
+      { class: "line" },
+      key,
+      name,
+      merge,
+      arrow(-1, "↑", "up"),
+      arrow(1, "↓", "down"),
+      button("Hide", () => done({ do: "hide", name: each.name }), { class: "plain" }),
+    );
+  };
+  const paint = () => {
+    const hidden = store.state.classes.filter((each) => each.hidden);
+    list.replaceChildren(
+      ...store.classes.map(row),
+      hidden.length ? h("h3", {}, "Hidden") : "",
+      ...hidden.map((each) =>
+        h(
+          "div",
+          { class: "line" },
+          h("span", { class: "name" }, `${each.name} (${count(each.labeled, "label")})`),
+          button("Show", () => done({ do: "show", name: each.name }), { class: "plain" }),
+        ),
+      ),
+    );
+  };
+  paint();
+  return dialog;
+}
+
+function confirmMerge(each, into, run) {
+  const dialog = box(`Merge ${each.name} into ${into}?`, [
+    h("p", {}, `${count(each.labeled, "label")} become ${into}. ${each.name} stays, hidden. You can undo it.`),
+    h(
+      "div",
+      { class: "acts" },
+      primary("Merge", () => (dialog.close(), run())),
+      button("Leave it", () => dialog.close()),
+    ),
+  ]);
+}
