@@ -86,7 +86,8 @@ def settings_page() -> str:
         "## Of the run",
         _declared(of_run().values()),
         "Runs that differ only in settings that are not part of the experiment are replicates of one experiment. A run "
-        "whose settings depend on the number of steps cannot be extended with `--resume --steps N`.",
+        "whose settings depend on the number of steps cannot be extended with `--resume --steps N`. What [tune](tune.md) "
+        "searches may be chosen with `--search`; a setting that is 0, which is off, is searched only if asked for.",
         "## Of the methods",
     ]
     for name in methods.METHODS:
@@ -121,11 +122,13 @@ def _declared(settings: Iterable[Setting]) -> str:
             s.wanted,
             "yes" if s.experiment else "no",
             "no" if s.of_steps is None else "may",
+            "" if s.search is None else str(s.search),
             s.help,
         ]
         for s in settings
     ]
-    return _table(["setting", "default", "must be", "part of the experiment", "depends on steps", "what it is"], rows)
+    head = ["setting", "default", "must be", "part of the experiment", "depends on steps", "`tune` searches"]
+    return _table([*head, "what it is"], rows)
 
 
 def _value(value: Any) -> str:

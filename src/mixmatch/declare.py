@@ -1,8 +1,9 @@
 """Settings that describe themselves.
 
 A setting is declared once, as a field of a dataclass: its default, its help, its range or choices, whether it decides
-what experiment a run is, and whether its effect depends on the number of steps. Checks, command-line options, the
-estimator's parameters, config files and the tables in the docs all come from that declaration.
+what experiment a run is, whether its effect depends on the number of steps, and where `tune` searches for a better
+value. Checks, command-line options, the estimator's parameters, config files, search spaces and the tables in the docs
+all come from that declaration.
 
 >>> @dataclasses.dataclass(frozen=True)
 ... class Example:
@@ -22,11 +23,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from mixmatch.errors import MixMatchError
 
 _KEY = "mixmatch.setting"
+
+
+class Range(NamedTuple):
+    """Numbers to search among, both ends included, evenly or on a log scale."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.low:g} to {self.high:g}{', log scale' if self.log else ''}"
+
+
+class Times(NamedTuple):
+    """Numbers around the default, whatever that is for a data set, on a log scale: from the default divided by `factor`
+    to the default times `factor`."""
+
+    factor: float
+
+    def __str__(self) -> str:
+        return f"default / {self.factor:g} to default x {self.factor:g}, log scale"
 
 
 @dataclass(frozen=True)
@@ -49,6 +71,8 @@ class Setting:
     metavar: str | None = None
     group: str | None = None
     """The panel of `--help` it is shown in, if not its class's."""
+    search: Range | Times | None = None
+    """Where `tune` searches, if nothing else is said."""
 
     @property
     def kinds(self) -> tuple[Any, ...]:
@@ -163,6 +187,7 @@ def setting(
     of_steps: Callable[[Any], bool] | None = None,
     metavar: str | None = None,
     group: str | None = None,
+    search: tuple[float, float] | tuple[float, float, Literal["log"]] | float | None = None,
 ) -> Any:
     """Declare a setting of a run, a method or a reader, as the default of a dataclass field.
 
@@ -177,13 +202,18 @@ def setting(
             continued to another number of steps.
         metavar: what stands for the value in `--help`.
         group: the panel of `--help` it is shown in.
+        search: where `tune` searches for a better value, unless the setting is off, that is, 0: `(low, high)`,
+            `(low, high, "log")`, or a factor around the default, as 10 for a tenth of it to ten times it.
 
     Choices come from the field's type, `Literal[...]`.
     """
     low, high = within or (least, None)
+    space: Range | Times | None = None
+    if search is not None:
+        space = Range(search[0], search[1], len(search) == 3) if isinstance(search, tuple) else Times(search)
     about = {
         "help": help, "least": low, "above": above, "most": high, "limit": limit, "experiment": experiment,
-        "of_steps": of_steps, "metavar": metavar, "group": group,
+        "of_steps": of_steps, "metavar": metavar, "group": group, "search": space,
     }  # fmt: skip
     if isinstance(default, dict | list | set):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata={_KEY: about})

@@ -87,7 +87,7 @@ class Settings:
         limit=2**20,
     )
     optimizer: Optimizer = setting("adam", "Adam with decoupled weight decay, or SGD with Nesterov momentum.")
-    learning_rate: float = setting(0.002, "Learning rate of the optimizer.", least=0)
+    learning_rate: float = setting(0.002, "Learning rate of the optimizer.", least=0, search=10)
     momentum: float = setting(0.9, "Momentum of SGD.", within=(0, 1))
     schedule: Schedule = setting(
         "constant", "How the learning rate falls over the run.", of_steps=lambda schedule: schedule != "constant"
@@ -96,14 +96,15 @@ class Settings:
         0.02,
         "Decay of kernels: Adam multiplies them by 1 - learning_rate * weight_decay per step, SGD has an L2 loss.",
         least=0,
+        search=10,
     )
     ema_decay: float = setting(0.999, "Decay of the averaged weights, which are the ones evaluated.", within=(0, 1))
     ema_warmup: bool = setting(False, "Average over fewer steps at the start, so that early averages do not lag.")
     pad: int = setting(4, "Pixels by which an image is mirror-padded before the random crop.", least=0, limit=2**14)
     flip: bool = setting(False, "Flip images left to right at random.")
     strong: Strong = setting("cutout", "Strong augmentation of images, for methods that use it.")
-    noise: float = setting(0.0, "Features: deviation of the Gaussian noise that is added.", least=0)
-    mask: float = setting(0.0, "Features: share of them that is hidden at random.", within=(0, 1))
+    noise: float = setting(0.0, "Features: deviation of the Gaussian noise that is added.", least=0, search=(0, 1))
+    mask: float = setting(0.0, "Features: share of them that is hidden at random.", within=(0, 1), search=(0, 0.6))
     precision: Precision = setting("fp32", "Precision of the passes; by default bf16 where it is faster.")
     eval_every: int = setting(1024, "Steps between evaluations.", least=1, limit=2**40)
     data_options: dict[str, Any] = setting({}, "How user data is read; for PATE, which part of a data set it is.")

@@ -41,7 +41,13 @@ def methods(
     settings = methods_.declared(name)
     if as_json:
         rows = [
-            {"name": setting.name, "default": setting.default, "must_be": setting.wanted, "help": setting.help}
+            {
+                "name": setting.name,
+                "default": setting.default,
+                "must_be": setting.wanted,
+                "help": setting.help,
+                "tune": None if setting.search is None else str(setting.search),
+            }
             for setting in settings.values()
         ]
         print_json(
@@ -57,6 +63,9 @@ def methods(
     for setting in settings.values():
         table.add_row(setting.name, str(setting.default), escape(setting.wanted), escape(setting.help))
     screen.print(table)
+    searched = [f"{setting.name} {setting.search}" for setting in settings.values() if setting.search is not None]
+    if searched:
+        screen.print(f"mixmatch tune searches: {'; '.join(searched)}", markup=False)
 
 
 def _first_line(cls: type[methods_.Method]) -> str:

@@ -20,7 +20,10 @@ class AdaMatch(shared.PseudoLabeling):
     unlabeled images from elsewhere, has `interpolate`, `strong_labeled` and `ramp_up` too."""
 
     threshold: float = setting(
-        0.95, "Predictions at least this part as confident as those for labeled images become labels.", within=(0, 1)
+        0.95,
+        "Predictions at least this part as confident as those for labeled images become labels.",
+        within=(0, 1),
+        search=(0.5, 0.99),
     )
     align: str = setting("model", shared.ALIGN, metavar=shared.ALIGN_CHOICES)
     interpolate: bool = setting(

@@ -14,7 +14,9 @@ class FixMatch(shared.PseudoLabeling):
     """The live weights guess, with batch statistics. The loss is averaged over all unlabeled images, not only over the
     confident ones."""
 
-    threshold: float = setting(0.95, "Predictions at least this confident become labels.", within=(0, 1))
+    threshold: float = setting(
+        0.95, "Predictions at least this confident become labels.", within=(0, 1), search=(0.5, 0.99)
+    )
     align: str = setting("none", shared.ALIGN, metavar=shared.ALIGN_CHOICES)
 
     def loss(self, model: Predictor, batch: Batch, draws: Tensors, progress: Progress, state: Tensors) -> Step:

@@ -23,7 +23,7 @@ class FlexMatch(shared.PseudoLabeling):
 
     threshold: float = setting(
         0.95, "Predictions at least this confident are remembered; the threshold of the best learned class.",
-        within=(0, 1),
+        within=(0, 1), search=(0.5, 0.99),
     )  # fmt: skip
     mapping: Literal["convex", "linear", "concave"] = setting(
         "convex", "How a class's threshold grows with how far the class is learned."

@@ -18,7 +18,9 @@ class FreeMatch(shared.PseudoLabeling):
     """One threshold for all classes is the moving average of confidence; a class's own is lower if that class is
     predicted less than the most frequent one. The averages take in a step before it uses them."""
 
-    fairness: float = setting(0.01, "Weight of the loss that keeps predictions spread over the classes.", least=0)
+    fairness: float = setting(
+        0.01, "Weight of the loss that keeps predictions spread over the classes.", least=0, search=10
+    )
     least_threshold: float = setting(0.0, "No class has a threshold below this.", within=(0, 1))
     most_threshold: float = setting(1.0, "No class has a threshold above this.", within=(0, 1))
 

@@ -15,8 +15,8 @@ from mixmatch.methods.base import Batch, Method, Predictor, Progress, Step, Tens
 class ICT(Method):
     """Targets are the averaged weights' predictions, mixed like the images; labeled images are not mixed."""
 
-    consistency_weight: float = setting(50.0, "Weight of the unlabeled loss.", least=0)
-    alpha: float = setting(0.5, "MixUp's Beta(alpha, alpha).", above=0)
+    consistency_weight: float = setting(50.0, "Weight of the unlabeled loss.", least=0, search=10)
+    alpha: float = setting(0.5, "MixUp's Beta(alpha, alpha).", above=0, search=(0.1, 2, "log"))
     warmup: float = setting(
         0.4, "Part of the training over which that weight rises linearly from 0.", within=(0, 1), of_steps=bool
     )

@@ -15,7 +15,7 @@ class MeanTeacher(Method):
     The teacher normalizes with batch statistics, and its average is the one that is evaluated.
     """
 
-    consistency_weight: float = setting(50.0, "Weight of the unlabeled loss.", least=0)
+    consistency_weight: float = setting(50.0, "Weight of the unlabeled loss.", least=0, search=10)
     warmup: float = setting(
         0.4, "Part of the training over which that weight rises linearly from 0.", within=(0, 1), of_steps=bool
     )

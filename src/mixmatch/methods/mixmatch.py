@@ -34,9 +34,9 @@ class MixMatch(Method):
     """
 
     K: int = setting(2, "Augmentations of each unlabeled image to guess its label from.", least=1, limit=1024)
-    T: float = setting(0.5, "Sharpening temperature.", least=0)
-    alpha: float = setting(0.75, "MixUp's Beta(alpha, alpha).", above=0)
-    lambda_u: float = setting(100.0, "Weight of the unlabeled loss.", least=0)
+    T: float = setting(0.5, "Sharpening temperature.", least=0, search=(0.1, 1))
+    alpha: float = setting(0.75, "MixUp's Beta(alpha, alpha).", above=0, search=(0.1, 2, "log"))
+    lambda_u: float = setting(100.0, "Weight of the unlabeled loss.", least=0, search=10)
     ramp: int = setting(16384, "Steps over which that weight rises linearly from 0.", least=0, limit=2**40)
     guess_weights: Weights = setting(
         "live", "Which weights guess: `live`, those being trained, or `ema`, their average (an ablation)."

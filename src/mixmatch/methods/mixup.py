@@ -18,7 +18,7 @@ class MixUp(Method):
     Each image's partner is the one at its place in the reversed batch. There is no weight and no ramp.
     """
 
-    alpha: float = setting(0.75, "MixUp's Beta(alpha, alpha).", above=0)
+    alpha: float = setting(0.75, "MixUp's Beta(alpha, alpha).", above=0, search=(0.1, 2, "log"))
     keep_order: bool = setting(
         True, "Use max(lambda, 1 - lambda), as the authors' code does; without it this is the MixUp paper's."
     )

@@ -12,7 +12,7 @@ from mixmatch.methods.base import Batch, Method, Predictor, Progress, Step, Tens
 class PiModel(Method):
     """The second view is trained towards the first one's prediction; no gradient flows through the first."""
 
-    consistency_weight: float = setting(10.0, "Weight of the unlabeled loss.", least=0)
+    consistency_weight: float = setting(10.0, "Weight of the unlabeled loss.", least=0, search=10)
     warmup: float = setting(
         0.4, "Part of the training over which that weight rises linearly from 0.", within=(0, 1), of_steps=bool
     )

@@ -15,8 +15,8 @@ from mixmatch.methods.base import Batch, Method, Predictor, Progress, Step, Tens
 class PseudoLabel(Method):
     """Cross-entropy of unlabeled images against their own most likely class, where it is likely enough."""
 
-    consistency_weight: float = setting(1.0, "Weight of the unlabeled loss.", least=0)
-    threshold: float = setting(0.95, "Predictions above this become labels.", within=(0, 1))
+    consistency_weight: float = setting(1.0, "Weight of the unlabeled loss.", least=0, search=10)
+    threshold: float = setting(0.95, "Predictions above this become labels.", within=(0, 1), search=(0.5, 0.99))
     masking: Literal["official", "intended"] = setting(
         "official",
         "`official` is what produced the paper's numbers: a broadcast in the authors' code trains on all images, "

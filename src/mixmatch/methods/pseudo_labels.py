@@ -172,7 +172,7 @@ class PseudoLabeling(Method):
     """A method that learns the strong view's label from the weak view, with FixMatch's recipe. Subclasses say which
     labels count, and how much."""
 
-    lambda_u: float = setting(1.0, "Weight of the unlabeled loss.", least=0)
+    lambda_u: float = setting(1.0, "Weight of the unlabeled loss.", least=0, search=10)
     ratio: int = setting(7, "Unlabeled images per labeled one (mu).", least=1, limit=1024)
     prediction_decay: float = setting(
         0.999, "Decay of the moving averages over predictions; less for a run of few steps.", within=(0, 1)

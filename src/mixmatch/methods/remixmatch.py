@@ -37,12 +37,12 @@ class ReMixMatch(Method):
     predicts by how much."""
 
     K: int = setting(8, "Strong views of each unlabeled image.", least=1, limit=1024)
-    T: float = setting(0.5, "Sharpening temperature.", least=0)
-    alpha: float = setting(0.75, "MixUp's Beta(alpha, alpha).", above=0)
-    lambda_u: float = setting(1.5, "Weight of the loss on mixed unlabeled images.", least=0)
-    lambda_u1: float = setting(0.5, "Weight of the loss on one strong view, unmixed.", least=0)
+    T: float = setting(0.5, "Sharpening temperature.", least=0, search=(0.1, 1))
+    alpha: float = setting(0.75, "MixUp's Beta(alpha, alpha).", above=0, search=(0.1, 2, "log"))
+    lambda_u: float = setting(1.5, "Weight of the loss on mixed unlabeled images.", least=0, search=10)
+    lambda_u1: float = setting(0.5, "Weight of the loss on one strong view, unmixed.", least=0, search=10)
     lambda_r: float = setting(
-        0.5, "Weight of the loss on rotations of images; at 0 the network needs no second head.", least=0
+        0.5, "Weight of the loss on rotations of images; at 0 the network needs no second head.", least=0, search=10
     )
     ramp: int = setting(
         16384, "Steps over which both weights of unlabeled losses rise linearly from 0.", least=0, limit=2**40

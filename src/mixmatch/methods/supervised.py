@@ -12,7 +12,9 @@ from mixmatch.methods.base import Batch, Method, Predictor, Progress, Step, Tens
 class Supervised(Method):
     """Cross-entropy on augmented labeled images; unlabeled data is not used."""
 
-    smoothing: float = setting(0.0, "Label smoothing: how far a target moves towards all classes alike.", within=(0, 1))
+    smoothing: float = setting(
+        0.0, "Label smoothing: how far a target moves towards all classes alike.", within=(0, 1), search=(0, 0.3)
+    )
 
     def loss(self, model: Predictor, batch: Batch, draws: Tensors, progress: Progress, state: Tensors) -> Step:
         p = batch.y - self.smoothing * (batch.y - 1 / batch.y.shape[-1])

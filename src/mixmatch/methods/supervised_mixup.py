@@ -15,7 +15,7 @@ from mixmatch.methods.base import Batch, Method, Predictor, Progress, Step, Tens
 class SupervisedMixUp(Method):
     """Cross-entropy on labeled images mixed with the reversed batch; unlabeled data is not used."""
 
-    alpha: float = setting(0.5, "MixUp's Beta(alpha, alpha).", above=0)
+    alpha: float = setting(0.5, "MixUp's Beta(alpha, alpha).", above=0, search=(0.1, 2, "log"))
     keep_order: bool = setting(
         True, "Use max(lambda, 1 - lambda), as the authors' code does; without it this is the MixUp paper's."
     )

@@ -19,8 +19,10 @@ class UDA(shared.PseudoLabeling):
     """As in its authors' code, with FixMatch's optimizer and averaging: soft targets from the live weights, for images
     whose prediction is confident before it is sharpened."""
 
-    threshold: float = setting(0.8, "Predictions more confident than this are learned from.", within=(0, 1))
-    T: float = setting(0.4, "Sharpening temperature.", least=0)
+    threshold: float = setting(
+        0.8, "Predictions more confident than this are learned from.", within=(0, 1), search=(0.5, 0.99)
+    )
+    T: float = setting(0.4, "Sharpening temperature.", least=0, search=(0.1, 1))
     tsa: Literal["none", "linear", "exp", "log"] = setting(
         "none",
         "Training signal annealing: leave out labeled images whose class is more probable than a limit, which rises "

@@ -20,10 +20,12 @@ class VAT(Method):
     input. The step is taken in full precision: rounding to bf16 or TF32 is larger than the change it looks for.
     """
 
-    vat_weight: float = setting(0.3, "Weight of the adversarial loss.", least=0)
-    epsilon: float = setting(6.0, "Length (L2) of the perturbation of an image with pixels in [-1, 1].", above=0)
+    vat_weight: float = setting(0.3, "Weight of the adversarial loss.", least=0, search=10)
+    epsilon: float = setting(
+        6.0, "Length (L2) of the perturbation of an image with pixels in [-1, 1].", above=0, search=4
+    )
     xi: float = setting(1e-6, "Length of the trial perturbation of the power iteration.", above=0)
-    entropy_weight: float = setting(0.06, "Weight of the entropy of predictions; without a ramp.", least=0)
+    entropy_weight: float = setting(0.06, "Weight of the entropy of predictions; without a ramp.", least=0, search=10)
     divergence: Literal["official", "paper"] = setting(
         "official",
         "`official` is KL(perturbed || clean), which produced the paper's numbers; `paper` is KL(clean || perturbed), "
