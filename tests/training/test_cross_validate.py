@@ -13,9 +13,10 @@ from mixmatch import settings as settings_
 from mixmatch.data.opened import Basis, Data
 from mixmatch.data.source import UNKNOWN, Rows, Source
 from mixmatch.data.split import Split
+from mixmatch.data.validation import assign_folds, number_of_folds
 from mixmatch.errors import MixMatchError
 from mixmatch.training import cross_validate as module
-from mixmatch.training.cross_validate import FILE, assign_folds, cross_validate, load_cross_validation, number_of_folds
+from mixmatch.training.cross_validate import FILE, cross_validate, load_cross_validation
 
 CPU = torch.device("cpu")
 

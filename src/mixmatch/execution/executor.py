@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from mixmatch.execution import here
-from mixmatch.execution.here import Outcome, Started
+from mixmatch.execution.here import SIDE_BY_SIDE, Outcome, Started
 from mixmatch.execution.processes import Processes
 from mixmatch.execution.ray import Ray
 from mixmatch.execution.worker import can_travel
@@ -30,6 +30,9 @@ class Executor(Protocol):
             Interrupted: after Ctrl-C or SIGTERM, when the runs have saved their checkpoints.
         """
 
+    def places(self, device: str) -> int:
+        """How many jobs for such a device it does at a time, if memory allows."""
+
 
 class Here:
     """This machine: on one device side by side, on several GPUs a process for each."""
@@ -49,6 +52,11 @@ class Here:
         if len(devices) > 1 and len(work) > 1 and all(map(can_travel, work)):
             return Processes(devices, self._limit).run(work, started)
         return here.run(work, self._limit, started)
+
+    def places(self, device: str) -> int:
+        devices = self._devices if self._devices is not None else gpus({device})
+        kind = pick_device(device).type if not devices else devices[0].partition(":")[0]
+        return max(1, len(devices)) * (self._limit or (SIDE_BY_SIDE if kind == "cuda" else 1))
 
 
 def gpus(wanted: set[str]) -> list[str]:

@@ -22,6 +22,7 @@ import torch
 from mixmatch.errors import MixMatchError
 from mixmatch.execution import worker
 from mixmatch.execution.elsewhere import Answers, Elsewhere
+from mixmatch.execution.here import SIDE_BY_SIDE
 from mixmatch.execution.worker import Answer, Order
 from mixmatch.training.session import Job
 from mixmatch.training.stop import Interrupted
@@ -49,6 +50,10 @@ class Ray(Elsewhere):
         if importlib.util.find_spec("ray") is None:
             raise MixMatchError(f"ray={address} needs Ray: install it with pip install 'mixmatch[ray]'")
         self._address = address
+
+    def places(self, device: str) -> int:
+        share = share_of(connect(self._address), {device})
+        return max(1, share.places) * (1 if share.device == "cpu" else SIDE_BY_SIDE)
 
     @contextmanager
     def sending(self, jobs: Sequence[tuple[int, Job]]) -> Iterator[Answers]:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from mixmatch.classifier import load_run
 from mixmatch.data.opened import Data
+from mixmatch.data.validation import number_of_folds
 from mixmatch.execution.here import run_one
 from mixmatch.report.gather import Report
 from mixmatch.report.write import write_report
 from mixmatch.settings import Settings, from_dict, of_run, resolve, updated
 from mixmatch.training import progress
 from mixmatch.training.cross_validate import cross_validate as validate
-from mixmatch.training.cross_validate import number_of_folds
 from mixmatch.training.device import pick_device
 from mixmatch.training.gain import Gain, measure_gain
 from mixmatch.training.run import RunFolder, baseline_of

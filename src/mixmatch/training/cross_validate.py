@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from mixmatch.data.opened import Basis, Data
-from mixmatch.draws import generator
+from mixmatch.data.validation import assign_folds, number_of_folds
 from mixmatch.errors import MixMatchError
 from mixmatch.methods.base import Method
 from mixmatch.settings import Settings
@@ -29,9 +29,6 @@ from mixmatch.training.session import CUSTOM, averaged, prepare
 from mixmatch.training.trainer import CHUNK, NotFinite
 
 Ints = npt.NDArray[np.int64]
-
-FOLDS = 5
-"""Models that are trained, at most: each learns from four fifths of the labels."""
 
 FILE = "cross_validation.json"
 """In the run folder."""
@@ -65,23 +62,6 @@ class OutOfFold:
         rows = count(len(self.rows), f"labeled {noun}")
         how = f"each predicted by one of {self.folds} models that was trained without it (cross-validation)"
         return Basis(f"{rows}, {how}", left_out=self.left_out)
-
-
-def number_of_folds(data: Data) -> int:
-    """How many models cross-validation takes; 0 if no class has two labels."""
-    counts = np.bincount(data.source.train.labels[data.split.labeled])
-    return int(min(FOLDS, counts[counts > 1].min(initial=FOLDS))) if (counts > 1).any() else 0
-
-
-def assign_folds(labels: Ints, folds: int, seed: int) -> Ints:
-    """A fold for each label, so that each class is spread evenly; -1 where a class has a single label."""
-    assigned, random, next_fold = np.full(len(labels), -1, np.int64), generator(seed, "folds", 0), 0
-    for c in np.unique(labels):
-        rows = random.permutation(np.flatnonzero(labels == c))
-        if len(rows) > 1:
-            assigned[rows] = (next_fold + np.arange(len(rows))) % folds
-            next_fold += len(rows)
-    return assigned
 
 
 def cross_validate(

@@ -22,7 +22,8 @@ REPORTED = 20
 """The paper reports the median over this many last evaluations."""
 
 LEAST_VALID = 50
-"""Validation rows it takes for their error to be shown: of fewer, a single row is more than 2 points."""
+"""Validation rows it takes for their error to be shown beside that on test rows: of fewer, a single row is more than 2
+points."""
 
 
 class Evaluation(NamedTuple):

@@ -14,7 +14,7 @@ from torch import Tensor
 from mixmatch.errors import MixMatchError
 from mixmatch.training.checkpoint import Checkpoint
 from mixmatch.training.progress import Reporter
-from mixmatch.training.run import Record, RunFolder
+from mixmatch.training.run import Ended, Record, RunFolder
 from mixmatch.training.stop import Interrupted, Stop
 from mixmatch.training.trainer import CHUNK, NotFinite, Trainer
 from mixmatch.training.watch import Watch
@@ -26,6 +26,10 @@ CHECKPOINT_SECONDS = 60.0
 
 PAUSE_SECONDS = 1.0
 """How long the progress bar and a save that is due wait for steps on a CPU. A GPU takes a whole chunk in less."""
+
+
+NOT_FINITE = "the loss was not finite"
+"""How the error begins that says so."""
 
 
 def evaluation_due(step: int, total: int, every: int, evaluated_at: int) -> bool:
@@ -153,6 +157,9 @@ class Loop:
             self._record_evaluation()
         self._records, self._evaluated_at = self._records + 1, trainer.step
         trainer.clear_metrics()
+        why = self.run.asked_to_end()
+        if self._agreed(why is not None) and trainer.step < self.settings.steps:
+            raise Ended(self.run.path, why or "")
 
     def _record_evaluation(self) -> None:
         trainer = self.trainer
@@ -195,7 +202,7 @@ class Loop:
         if isinstance(error, NotFinite):
             kept = f"the last good checkpoint, step {saved:,}, is kept" if saved >= 0 else "nothing was saved yet"
             return MixMatchError(
-                f"the loss was not finite at step {error.step:,}: {kept} in {self.run.path}; try a lower learning "
+                f"{NOT_FINITE} at step {error.step:,}: {kept} in {self.run.path}; try a lower learning "
                 "rate in another folder"
             )
         kept = f"the last checkpoint, step {saved:,}, is intact" if saved >= 0 else "nothing was saved yet"

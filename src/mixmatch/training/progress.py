@@ -56,6 +56,18 @@ class Pace:
         return self._speed, (self.total - step) / self._speed if self._speed else float("inf")
 
 
+def error_text(record: Mapping[str, Any]) -> str:
+    """The error of an evaluation: on test rows, else on validation rows; nothing where there are neither.
+
+    >>> error_text({"test_error": 4.0, "valid_error": 5.0}), error_text({"valid_error": 5.0}), error_text({})
+    ('error 4.00 %', 'validation error 5.00 %', '')
+    """
+    for name, shown in {"test_error": "error", "valid_error": "validation error"}.items():
+        if name in record:
+            return f"{shown} {record[name]:.2f} %"
+    return ""
+
+
 class Terminal(Reporter):
     """A bar with speed and time left; below it the last error, the losses and the guesses' confidence."""
 
@@ -81,7 +93,8 @@ class Terminal(Reporter):
         )
 
     def evaluated(self, record: Mapping[str, Any]) -> None:
-        self._error = f"[bold]error {record['test_error']:.2f} %[/bold]  " if "test_error" in record else ""
+        error = error_text(record)
+        self._error = f"[bold]{error}[/bold]  " if error else ""
         self._bar.update(self._task, values=self._error + self._values)
 
     def note(self, text: str) -> None:
@@ -160,7 +173,8 @@ class Log(Reporter):
         if time.monotonic() - self._last < LOG_SECONDS_LEAST and not ended:
             return
         losses = {name: value for name, value in record.items() if name.startswith("loss") or name == "confidence"}
-        self._line(record["step"], f"  error {record['test_error']:.2f} %" if "test_error" in record else "", losses)
+        error = error_text(record)
+        self._line(record["step"], f"  {error}" if error else "", losses)
 
     def note(self, text: str) -> None:
         self._print(text)

@@ -6,6 +6,7 @@ checkpoint/          the last two checkpoints
 model.safetensors    the averaged model, with what it takes to use it in its metadata
 result.json          written when the run is finished: the record that tables and reports are made from
 .attempt             which attempt at the run may write: its number, and a mark of its own
+.end                 that the run shall end early, and why: a search for settings writes it, from whatever machine
 """
 
 from __future__ import annotations
@@ -77,6 +78,13 @@ class RunRecord(Record):
 
 class Busy(MixMatchError):
     """Another process holds the run folder."""
+
+
+class Ended(MixMatchError):
+    """The run was asked to end before all its steps were taken."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path} ended early ({why}): remove its file .end to resume it")
 
 
 class RunFolder:
@@ -170,6 +178,19 @@ class RunFolder:
             self._begin_attempt()
         if self._attempt and self._attempt_file() not in ("", self._attempt):
             raise MixMatchError(f"another attempt at {self.path} has begun since: this one ends, the other continues")
+
+    def ask_to_end(self, why: str) -> None:
+        """Let the run end at its next evaluation, or before it begins. Whoever asks need not hold the folder, nor be on
+        the machine that the run is on."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        replace_durably(self.path / ".end", why.encode())
+
+    def asked_to_end(self) -> str | None:
+        """Why the run shall end early; None if it shall not."""
+        try:
+            return (self.path / ".end").read_text()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def write_config(self, config: Record) -> None:
         self._write("config.json", {"format": FORMAT, **config})

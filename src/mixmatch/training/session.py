@@ -27,6 +27,8 @@ from mixmatch.data.published.files import data_folder
 from mixmatch.data.source import Source, labels_sha256
 from mixmatch.data.split import Split, make_split
 from mixmatch.data.user.rows import UserData
+from mixmatch.data.validation import OPTION as VALIDATION
+from mixmatch.data.validation import for_validation
 from mixmatch.draws import torch_seed
 from mixmatch.errors import MixMatchError
 from mixmatch.methods.base import Method
@@ -46,7 +48,7 @@ from mixmatch.training.device import (
 )
 from mixmatch.training.loop import Loop
 from mixmatch.training.record import make_record
-from mixmatch.training.run import Record, RunFolder, RunRecord
+from mixmatch.training.run import Ended, Record, RunFolder, RunRecord
 from mixmatch.training.stop import Stop
 from mixmatch.training.torchrun import STALE_ADDRESSES, restarts_may_fail
 from mixmatch.training.trainer import Trainer
@@ -131,7 +133,12 @@ def kind_of(data: str) -> Kind | None:
 def open_data(
     settings: Settings, data_dir: str | Path | None = None, *, strict: bool = False, device: str = "auto"
 ) -> Data:
-    """Read the data that the settings name, or the part of it that is a teacher's or a student's, and split it."""
+    """Read the data that the settings name, or the part of it that is a teacher's, a student's or a search's, and split
+    it."""
+    if VALIDATION in settings.data_options:
+        options = {name: value for name, value in settings.data_options.items() if name != VALIDATION}
+        whole = open_data(replace(settings, data_options=options), data_dir, strict=strict, device=device)
+        return for_validation(whole, settings.data_options[VALIDATION], settings.seed)
     for part, opener in (("shard", open_shard), ("student", open_student)):
         if part in settings.data_options:
             if settings.imbalance != 1:
@@ -347,6 +354,8 @@ def _running(
             if isinstance(work.data, Data):
                 _refuse_changed(run, run.config(), work.data)
             return finished
+    if (why := run.asked_to_end()) is not None:
+        raise Ended(run.path, why)
     _check_folder(job, run, settings, work, began)
     config = run.config() if began else {}
     moved = job.settings.data if began and is_path(job.settings.data) else None

@@ -119,7 +119,8 @@ class Trainer:
         self.step = 0
         self.machines = on_machines(None, 0, device)
         self._test = HeldOut.of(source.test.inputs, source.test.labels, split.test, device)
-        valid = split.valid if len(split.valid) >= LEAST_VALID else split.valid[:0]
+        enough = self._test is None or len(split.valid) >= LEAST_VALID
+        valid = split.valid if enough else split.valid[:0]
         self._valid = HeldOut.of(source.train.inputs, source.train.labels, valid, device)
         self._sample: npt.NDArray[Any] | Tensor | None = None
         self._metrics: list[str] = []

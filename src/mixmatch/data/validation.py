@@ -1,0 +1,61 @@
+"""Data as a search for settings may see it: evaluated on validation rows, and without any test rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mixmatch.data.opened import Basis, Data
+from mixmatch.data.source import UNKNOWN
+from mixmatch.data.split import Indices
+from mixmatch.draws import generator
+from mixmatch.text import count
+
+FOLDS = 5
+"""Models that cross-validation trains, at most: each learns from four fifths of the labels."""
+
+OPTION = "validation"
+"""The name in a run's `data_options`: `{}`, or `{"fold": 0, "folds": 5}`."""
+
+
+def number_of_folds(data: Data) -> int:
+    """How many models cross-validation takes; 0 if no class has two labels."""
+    counts = np.bincount(data.source.train.labels[data.split.labeled])
+    return int(min(FOLDS, counts[counts > 1].min(initial=FOLDS))) if (counts > 1).any() else 0
+
+
+def assign_folds(labels: Indices, folds: int, seed: int) -> Indices:
+    """A fold for each label, so that each class is spread evenly; -1 where a class has a single label."""
+    assigned, random, next_fold = np.full(len(labels), -1, np.int64), generator(seed, "folds", 0), 0
+    for c in np.unique(labels):
+        rows = random.permutation(np.flatnonzero(labels == c))
+        if len(rows) > 1:
+            assigned[rows] = (next_fold + np.arange(len(rows))) % folds
+            next_fold += len(rows)
+    return assigned
+
+
+def for_validation(data: Data, option: Mapping[str, Any], seed: int) -> Data:
+    """The data without its test rows. What is evaluated on are the validation rows of the split, or of user data the
+    labeled rows of one fold, which are then not trained on, not even as unlabeled ones."""
+    source, split = data.source, data.split
+    if "fold" in option:
+        labels = source.train.labels[split.labeled]
+        held = np.sort(split.labeled[assign_folds(labels, option["folds"], seed) == option["fold"]])
+        split = replace(
+            split,
+            labeled=np.setdiff1d(split.labeled, held),
+            unlabeled=split.unlabeled[~np.isin(split.unlabeled, held)],
+            valid=held,
+        )
+    known = split.valid[source.train.labels[split.valid] != UNKNOWN]
+    nothing = np.empty(0, np.int64)
+    return replace(
+        data,
+        source=replace(source, test=source.test.take(nothing)),
+        split=replace(split, valid=known, test=nothing),
+        basis=Basis(count(len(known), f"validation {source.noun}")),
+    )
