@@ -40,6 +40,24 @@ def tidy(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def span(axes: Any, low: float, high: float, log: bool) -> None:
+    """Let the x axis go from `low` to `high`, and to what is drawn beyond, with a little room. On a log scale a few
+    plain numbers are named."""
+    left, right = min(low, axes.dataLim.x0), max(high, axes.dataLim.x1)
+    if not log or left <= 0:
+        room = 0.04 * (right - left)
+        axes.set_xlim(left - room, right + room)
+        return
+    room = (right / left) ** 0.04
+    axes.set_xscale("log")
+    axes.set_xlim(left / room, right * room)
+    first, last = math.floor(math.log10(left)), math.ceil(math.log10(right))
+    named = [m * 10.0**e for e in range(first, last + 1) for m in ((1, 3) if last - first < 4 else (1,))]
+    axes.set_xticks([tick for tick in named if left / room <= tick <= right * room])
+    axes.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
+    axes.xaxis.set_minor_formatter(lambda value, place: "")
+
+
 def name_line_ends(axes: Any, ends: Sequence[tuple[float, str, str]], gap: float, **look: Any) -> None:
     """Write each (height, text, color) to the right of the axes, whose limits are set already. A text is at least `gap`
     of the axes' height above the one below it."""

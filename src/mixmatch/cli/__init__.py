@@ -48,6 +48,12 @@ COMMANDS: dict[str, Command | Group] = {
     "compare": Command(
         "compare:compare", "Train several methods on the same labels and show what each reaches.", many=True
     ),
+    "tune": Command(
+        "tune:build",
+        "Search for better settings of a method, by validation data alone.",
+        built=True,
+        many=True,
+    ),
     "evaluate": Command(
         "evaluate:evaluate", "Evaluate a run's averaged model on its test images, or on new labeled data."
     ),

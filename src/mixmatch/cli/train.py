@@ -44,21 +44,25 @@ RUN, SETTINGS = "Run", "Settings (where no default is shown: the paper's for thi
 
 def build(args: Sequence[str]) -> Callable[..., None]:
     """The command, with the settings of the method that its arguments choose as options."""
+    return expand_options(train, panels(args, "train"))
+
+
+def panels(args: Sequence[str], command: str) -> list[Panel]:
+    """All settings of a run as options, those of the method that the arguments choose among them."""
     method = _method(args)
     run = {name: setting for name, setting in of_run().items() if setting.group != BASIC}
     basic = {name: setting for name, setting in of_run().items() if setting.group == BASIC}
     chosen = methods.declared(method)
     others = {n: s for name in methods.METHODS for n, s in methods.declared(name).items() if n not in chosen}
-    title = f"Settings of {method} (other methods: mixmatch train --method NAME --help)"
+    title = f"Settings of {method} (other methods: mixmatch {command} --method NAME --help)"
     varying = _varying(method)
-    panels = [
+    return [
         Panel(None, basic, varying=varying),
         Panel(SETTINGS, run, varying=varying),
         Panel(title, chosen, varying=varying),
         READING,
         Panel(None, others, hidden=True),
     ]
-    return expand_options(train, panels)
 
 
 def _varying(method: str) -> set[str]:

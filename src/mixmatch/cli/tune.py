@@ -1,0 +1,165 @@
+"""`mixmatch tune`: better settings for a method on your data, found on validation data alone."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from mixmatch.cli import with_options
+from mixmatch.cli.options import (
+    READING,
+    DataDir,
+    Device,
+    Json,
+    RayCluster,
+    Strict,
+    console,
+    expand_options,
+    print_json,
+    say,
+    warn,
+)
+from mixmatch.cli.train import panels
+from mixmatch.execution.executor import executor_for
+from mixmatch.experiments.tune.driver import tune as run_sweep
+from mixmatch.experiments.tune.results import Result, Trial
+from mixmatch.training.progress import Quiet, on_stderr
+
+SWEEP = "Sweep"
+SHOWN = 20
+"""Trials that the table has; trials.csv has all."""
+
+
+def build(args: Sequence[str]) -> Callable[..., None]:
+    """The command, with all settings as options: those given are not searched."""
+    return expand_options(tune, panels(args, "tune"))
+
+
+def tune(
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="A data set ([b]mixmatch data list[/b]) or your own data.")
+    ],
+    settings: dict[str, Any],
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            help="How many trials, the defaults among them (default: 20, if there is no --minutes).",
+            rich_help_panel=SWEEP,
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Begin no trial that would end later than this.", rich_help_panel=SWEEP),
+    ] = None,
+    search: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=WHERE",
+            help="What to search: NAME=LOW..HIGH, NAME=LOW..HIGH:log or NAME=a,b,c, beside what the method declares.",
+            rich_help_panel=SWEEP,
+        ),
+    ] = [],  # noqa: B006
+    only: Annotated[
+        bool, typer.Option("--only", help="Search nothing but what --search names.", rich_help_panel=SWEEP)
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the sweep (default: runs/tune-DATA-METHOD).", rich_help_panel=SWEEP)
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Start from the settings in this file.", rich_help_panel=SWEEP)
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(help="Steps between checkpoints (default: one per minute).", rich_help_panel=SWEEP),
+    ] = None,
+    data_dir: DataDir = None,
+    device: Device = "auto",
+    ray: RayCluster = None,
+    strict: Strict = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Search for better settings of a method, by validation data alone.
+
+    The first trial has the defaults. The others are suggested by Optuna, and stopped early if they do worse than most.
+    Published data sets are validated on 5,000 images, or on --valid N; your own data by cross-validation over its
+    labels. Test data is never looked at. The same command continues a sweep that was stopped; with more --trials it
+    goes further. The best settings are in best.toml, for mixmatch train --config.
+
+    Examples:
+
+      mixmatch tune digits --labels 20 --trials 12
+
+      mixmatch tune patients.csv --label-column diagnosis --minutes 30
+
+      mixmatch tune cifar10 --labels 250 --method fixmatch --steps 16384 --trials 40 --ray auto
+
+      mixmatch tune digits --only --search lambda_u=1..300:log K=1,2,3
+
+      mixmatch train digits --config runs/tune-digits-mixmatch/best.toml --out runs/tuned
+    """
+    reading = {name: settings.pop(name) for name in READING.settings if name in settings}
+    result = run_sweep(
+        data,
+        settings,
+        reading,
+        out=out,
+        search=search,
+        only=only,
+        trials=trials,
+        minutes=minutes,
+        executor=executor_for(ray),
+        say=(lambda text: None) if quiet else lambda text: say(with_options(text)),
+        reporter=(lambda beside: Quiet()) if quiet else on_stderr,
+        config=config,
+        checkpoint_every=checkpoint_every,
+        device=device,
+        data_dir=data_dir,
+        strict=strict,
+    )
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        _show(data, result)
+    failed = [trial for trial in result.trials if trial.state == "failed"]
+    for trial in failed:
+        say(f"failed: trial {trial.number}: {with_options(trial.reason)}; the same command tries it again")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _show(data: str, result: Result) -> None:
+    screen, trials = console(), list(result.trials)
+    left_out = [trial for trial in trials[SHOWN:] if not trial.is_default]
+    table = Table(box=box.SIMPLE)
+    table.add_column("trial", no_wrap=True)
+    table.add_column("error\n%", justify="right", no_wrap=True)
+    table.add_column("stopped\nat step", justify="right")
+    for name in result.best.settings:
+        table.add_column(name.replace("_", "_\n"), justify="right", no_wrap=True)  # folded where it can be read
+    for trial in (trial for trial in trials if trial not in left_out):
+        table.add_row(*_row(trial), style="bold" if trial is result.best else None)
+    screen.print(table)
+    if left_out:
+        screen.print(f"and {len(left_out):,} more in {result.out / 'trials.csv'}", soft_wrap=True, markup=False)
+    for text in (f"compared by {result.chosen_by}", result.conclusion):
+        screen.print(text, soft_wrap=True, markup=False)
+    if result.warning is not None:
+        warn(result.warning)
+    screen.print(f"error over each setting: {result.out / 'slices.png'}", soft_wrap=True, markup=False)
+    command = f"mixmatch train {shlex.quote(data)} --config {shlex.quote(str(result.out / 'best.toml'))}"
+    screen.print(f"train with the best: {command}", soft_wrap=True, markup=False)
+
+
+def _row(trial: Trial) -> list[str]:
+    ended = {"finished": "", "stopped": f"{trial.steps:,}"}.get(trial.state, trial.state)
+    values = [f"{value:.3g}" if isinstance(value, float) else str(value) for value in trial.settings.values()]
+    error = "" if trial.error is None else f"{trial.error:.2f}"
+    return [f"{trial.number}{' defaults' if trial.is_default else ''}", error, ended, *map(escape, values)]
