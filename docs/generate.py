@@ -86,8 +86,9 @@ def settings_page() -> str:
         "## Of the run",
         _declared(of_run().values()),
         "Runs that differ only in settings that are not part of the experiment are replicates of one experiment. A run "
-        "whose settings depend on the number of steps cannot be extended with `--resume --steps N`. What [tune](tune.md) "
-        "searches may be chosen with `--search`; a setting that is 0, which is off, is searched only if asked for.",
+        "whose settings depend on the number of steps cannot be extended with `--resume --steps N`. What "
+        "[tune](tune.md) searches may be chosen with `--search`; a setting that is 0, which is off, is searched only "
+        "if asked for.",
         "## Of the methods",
     ]
     for name in methods.METHODS:

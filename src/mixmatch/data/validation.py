@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +11,7 @@ from mixmatch.data.opened import Basis, Data
 from mixmatch.data.source import UNKNOWN
 from mixmatch.data.split import Indices
 from mixmatch.draws import generator
+from mixmatch.errors import MixMatchError
 from mixmatch.text import count
 
 FOLDS = 5
@@ -38,13 +38,22 @@ def assign_folds(labels: Indices, folds: int, seed: int) -> Indices:
     return assigned
 
 
-def for_validation(data: Data, option: Mapping[str, Any], seed: int) -> Data:
+def for_validation(data: Data, option: Any, seed: int) -> Data:
     """The data without its test rows. What is evaluated on are the validation rows of the split, or of user data the
     labeled rows of one fold, which are then not trained on, not even as unlabeled ones."""
     source, split = data.source, data.split
-    if "fold" in option:
-        labels = source.train.labels[split.labeled]
-        held = np.sort(split.labeled[assign_folds(labels, option["folds"], seed) == option["fold"]])
+    held: Indices | None = None
+    match option:  # which may come from anybody's config.json
+        case {"fold": int(fold), "folds": int(folds)} if 0 <= fold < folds <= FOLDS:
+            labels = source.train.labels[split.labeled]
+            held = np.sort(split.labeled[assign_folds(labels, folds, seed) == fold])
+        case {} if not option:
+            pass
+        case _:
+            raise MixMatchError(
+                f"{OPTION} in data_options must be {{}} or name a fold of at most {FOLDS}, not {option!r}"
+            )
+    if held is not None:
         split = replace(
             split,
             labeled=np.setdiff1d(split.labeled, held),

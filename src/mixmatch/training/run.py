@@ -188,7 +188,7 @@ class RunFolder:
     def asked_to_end(self) -> str | None:
         """Why the run shall end early; None if it shall not."""
         try:
-            return (self.path / ".end").read_text()
+            return (self.path / ".end").read_text(errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             return None
 

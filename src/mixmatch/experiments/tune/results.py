@@ -21,7 +21,7 @@ from mixmatch.classifier import load_run
 from mixmatch.declare import Range
 from mixmatch.experiments.tune.space import Choices
 from mixmatch.storage import replace_durably
-from mixmatch.text import count
+from mixmatch.text import count, to_cell
 from mixmatch.training.run import Record
 
 if TYPE_CHECKING:
@@ -239,7 +239,8 @@ def trials_csv(result: Result) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*plain, *names])
     for trial in result.trials:
-        writer.writerow([*(getattr(trial, name) for name in plain), *(trial.settings.get(name, "") for name in names)])
+        cells = [*(getattr(trial, name) for name in plain), *(trial.settings.get(name) for name in names)]
+        writer.writerow(map(to_cell, cells))
     return text.getvalue()
 
 
