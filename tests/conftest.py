@@ -7,6 +7,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,6 +29,14 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, inductor.patch({"compile_threads": 1, "cpp.simdlen": 1}):
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
         yield
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling without its last part, which writes C++ and takes most of the time: the graph is run as it is."""
+    import torch
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
 
 
 @pytest.fixture(scope="module")
