@@ -16,7 +16,7 @@ const POLL = 2000;
 const NAMES = ["label", "guesses", "check", "train"];
 
 const store = new Store();
-const outbox = new Outbox(store, { conflicts: disagree, told: () => saved() });
+const outbox = new Outbox(store, { conflicts: disagree, told: () => saved(), reversed });
 let away = false; // the server did not answer the last question
 let fresh = []; // conflicts of this tab that nobody has looked at
 
@@ -156,6 +156,12 @@ function bars(waiting) {
   $("#bars").replaceChildren(...list);
 }
 
+// What an undo or redo did is said by the server: it knows the whole story, and what it left alone.
+function reversed({ kind }, { what, kept }, refused = false) {
+  const left = kept?.length ? ` ${count(kept.length, "picture")} left alone: somebody else changed them since.` : "";
+  toast(refused ? what : `${kind === "undo" ? "Undone" : "Done again"}: ${what}.${left}`);
+}
+
 function disagree(conflicts) {
   remember(conflicts);
   fresh.push(...conflicts);
@@ -216,6 +222,7 @@ function schedule() {
 
 document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(polling) : poll()));
 window.addEventListener("online", poll);
+window.addEventListener("beforeunload", (event) => outbox.unkept && outbox.waiting.length && event.preventDefault());
 
 async function start() {
   try {

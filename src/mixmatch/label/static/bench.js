@@ -1,5 +1,5 @@
 // The workbench: pictures, a selection, and keys that label it. The tabs Label, Guesses and Check put different lists on it.
-import { $, button, count, h, number, say, toast } from "./dom.js";
+import { $, button, count, h, number, say } from "./dom.js";
 import { Grid } from "./grid.js";
 import { Single } from "./single.js";
 import { BROKEN, GONE, NONE, SKIP, UNLABELED, UNREADABLE } from "./store.js";
@@ -147,6 +147,7 @@ export class Bench {
       h("b", { id: "which" }, keys),
       h("span", { class: "file" }, grid.items.length ? store.name[n] : ""),
       note ? h("span", { id: "why" }, note) : "",
+      size > 1 ? button("Select none", () => grid.none(), { class: "plain small" }) : "",
       h("span", { class: "grow" }),
       h("span", {}, count(grid.items.length, "picture"), " shown"),
       button(["Keys ", h("kbd", {}, "?")], () => this.help(), { class: "plain small hint" }),
@@ -157,7 +158,7 @@ export class Bench {
   // -------------------------------------------------------------------------------------------------------- labeling
 
   label(value, targets = this.targets(), source = null) {
-    const { store, grid, view } = this;
+    const { store, view } = this;
     const n = targets.filter((each) => !(store.flags[each] & GONE) && store.value(each) !== value);
     const what = value === UNLABELED ? "label taken away" : store.text(value);
     if (n.length) {
@@ -170,9 +171,7 @@ export class Bench {
       say(`${n.length === 1 ? store.name[n[0]] : count(targets.length, "picture")}: ${what}. Undo with Control Z.`);
       if (value !== UNLABELED && view.advance !== "stay") this.advance(targets);
     }
-    grid.refresh();
-    if (this.alone) this.paintSingle();
-    this.selection();
+    this.store.tell(); // everything is painted once, before the next frame
     this.flash?.(value);
   }
 
@@ -212,9 +211,6 @@ export class Bench {
       }
     }
     this.refresh();
-    toast(
-      `${kind === "undo" ? "Undone" : "Done again"}: ${count(known.n.length, "picture")} ${this.store.text(known.value) || "without label"}`,
-    );
   }
 
   // ------------------------------------------------------------------------------------------------------------ keys

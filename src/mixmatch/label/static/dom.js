@@ -30,7 +30,8 @@ export const primary = (content, onclick, properties = {}) =>
 
 export const $ = (selector, root = document) => root.querySelector(selector);
 
-export const number = (n) => n.toLocaleString("en-US");
+const format = new Intl.NumberFormat("en-US"); // made once: it is asked with every key
+export const number = (n) => format.format(n);
 
 export const count = (n, noun, plural = `${noun}s`) => `${number(n)} ${n === 1 ? noun : plural}`;
 

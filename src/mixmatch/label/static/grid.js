@@ -29,7 +29,7 @@ export class Grid {
     box.addEventListener("scroll", () => this.scrolled(), { passive: true });
     new Pointer(this);
     new ResizeObserver(() => this.measure()).observe(box);
-    this.lastTop = 0;
+    this.top = 0; // where the box is scrolled to: asking the box itself would lay out the page
     this.measure();
   }
 
@@ -49,7 +49,7 @@ export class Grid {
     const wanted = current ?? before;
     const found = wanted === null ? -1 : items.indexOf(wanted);
     this.current = this.anchor = Math.max(0, found);
-    if (found < 0) this.box.scrollTop = 0;
+    if (found < 0) this.scrollTo(0);
     if (!this.selected.size && items.length && !this.toggles) this.selected.add(this.n);
     this.measure(true);
     if (found >= 0) this.reveal();
@@ -68,7 +68,7 @@ export class Grid {
     const height = this.box.clientHeight;
     if (width <= 0 || height <= 0) return;
     if (!force && width === this.width && height === this.height) return;
-    const fraction = this.rowHeight ? this.box.scrollTop / this.rowHeight : 0;
+    const fraction = this.rowHeight ? this.top / this.rowHeight : 0;
     const keep = Math.floor(fraction) * (this.columns ?? 1);
     const before = `${this.columns} ${this.tile}`;
     Object.assign(this, { width, height });
@@ -80,14 +80,14 @@ export class Grid {
     }
     this.rows = Math.ceil(this.items.length / this.columns);
     this.sizer.style.height = `${Math.max(0, this.rows * this.rowHeight - GAP)}px`;
-    if (!force && keep) this.box.scrollTop = Math.floor(keep / this.columns) * this.rowHeight;
+    this.scrollTo(!force && keep ? Math.floor(keep / this.columns) * this.rowHeight : this.top);
     if (before !== `${this.columns} ${this.tile}`) for (const [index, tile] of this.tiles) this.drop(index, tile);
     this.render();
   }
 
   scrolled() {
-    const moved = Math.abs(this.box.scrollTop - this.lastTop);
-    this.lastTop = this.box.scrollTop;
+    const moved = Math.abs(this.box.scrollTop - this.top);
+    this.top = this.box.scrollTop;
     clearTimeout(this.settling);
     const far = moved > this.height; // pictures that only fly past are not asked for
     if (far) this.settling = setTimeout(() => this.render(), SETTLE);
@@ -96,8 +96,8 @@ export class Grid {
 
   render(pictures = true) {
     if (!this.rowHeight) return;
-    const top = Math.max(0, Math.floor(this.box.scrollTop / this.rowHeight) - 1);
-    const bottom = Math.min(this.rows, Math.ceil((this.box.scrollTop + this.height) / this.rowHeight) + 1);
+    const top = Math.max(0, Math.floor(this.top / this.rowHeight) - 1);
+    const bottom = Math.min(this.rows, Math.ceil((this.top + this.height) / this.rowHeight) + 1);
     const first = top * this.columns;
     const last = Math.min(this.items.length, bottom * this.columns);
     for (const [index, tile] of this.tiles) if (index < first || index >= last) this.drop(index, tile);
@@ -158,16 +158,19 @@ export class Grid {
       tile.n = n;
     }
     if (pictures && tile.image.getAttribute("src") !== look.src) tile.image.src = look.src;
-    if (tile.tag.textContent !== look.tag) tile.tag.textContent = look.tag;
-    tile.tag.dataset.color = look.color ?? "";
-    tile.dataset.note = look.note ?? "";
     const chosen = this.selected.has(n);
+    const current = tile.index === this.current;
+    const text = [look.name, look.said ?? look.tag, look.note].filter(Boolean).join(", ");
+    const painted = [n, text, look.tag, look.color, look.faded, chosen, current, this.items.length].join("|");
+    if (tile.painted === painted) return;
+    tile.painted = painted;
+    tile.tag.textContent = look.tag;
+    tile.tag.dataset.color = look.color ?? "";
     tile.classList.toggle("chosen", chosen);
-    tile.classList.toggle("current", tile.index === this.current);
+    tile.classList.toggle("current", current);
     tile.classList.toggle("faded", Boolean(look.faded));
     tile.setAttribute("aria-selected", chosen);
     tile.setAttribute("aria-setsize", this.items.length);
-    const text = [look.name, look.said ?? look.tag, look.note].filter(Boolean).join(", ");
     tile.setAttribute("aria-label", text);
     tile.title = text;
   }
@@ -178,11 +181,15 @@ export class Grid {
 
   // ------------------------------------------------------------------------------------------------------ selection
 
+  scrollTo(top) {
+    this.box.scrollTop = top;
+    this.top = this.box.scrollTop; // no further than the end
+  }
+
   reveal(index = this.current) {
     const top = Math.floor(index / this.columns) * this.rowHeight;
-    const { scrollTop } = this.box;
-    if (top < scrollTop) this.box.scrollTop = top;
-    else if (top + this.tile > scrollTop + this.height - 16) this.box.scrollTop = top + this.tile - this.height + 24;
+    if (top < this.top) this.scrollTo(top);
+    else if (top + this.tile > this.top + this.height - 16) this.scrollTo(top + this.tile - this.height + 24);
   }
 
   // Move to an index: alone, as the end of a range from the anchor (`extend`), or without selecting (`only`).
@@ -227,7 +234,9 @@ export class Grid {
 
   // The selected pictures in the order of the grid.
   chosen() {
-    return this.selected.size === this.items.length ? [...this.items] : this.items.filter((n) => this.selected.has(n));
+    if (this.selected.size === 1) return [...this.selected]; // the usual case needs no look at 100,000 others
+    if (this.selected.size === this.items.length) return [...this.items];
+    return this.items.filter((n) => this.selected.has(n));
   }
 
   // Keys that move and select, as in a file manager. Says whether it took the key.

@@ -8,8 +8,8 @@ const TOGETHER = 100; // changes per request
 const PATIENCE = 2000; // ms between attempts while the server is away
 
 export class Outbox {
-  constructor(store, { conflicts, told }) {
-    Object.assign(this, { store, conflicts, told });
+  constructor(store, { conflicts, told, reversed }) {
+    Object.assign(this, { store, conflicts, told, reversed });
     this.waiting = []; // in the order they were made
     this.refused = []; // the server understood and said no: kept until a person decides
     this.trouble = null; // {status, line} of the last attempt
@@ -137,6 +137,7 @@ export class Outbox {
         this.trouble = null;
         this.store.absorb(body);
         if (body.conflicts?.length) this.conflicts(body.conflicts);
+        if (body.undone) this.reversed(batch[0], body.undone);
         this.settle(batch.filter((change) => change.kind !== "label" || body.saved.includes(change.id)));
       } catch (refused) {
         if (refused.status === undefined) throw refused; // a bug of ours, not an answer
@@ -176,7 +177,10 @@ export class Outbox {
       this.alone = false;
       const [change] = batch;
       if (change.kind === "label") this.refused.push({ ...change, line: refused.message });
-      else this.store.images = null; // nothing to undo after all: look at everything anew
+      else {
+        this.reversed(change, { what: refused.message, kept: [] }, true);
+        this.store.images = null; // nothing to undo after all: look at everything anew
+      }
       this.settle(batch);
       return true;
     }
