@@ -178,3 +178,24 @@ def test_a_way_of_the_study_is_a_method(monkeypatch: pytest.MonkeyPatch) -> None
         assert given == {"seed": 2, "steps": 300, "method": name}
     given = first_minutes.Cell("wine", "method=fixmatch,threshold=0.8", "features", 1).given()
     assert given == {"seed": 1, "method": "fixmatch", "threshold": 0.8}
+
+
+def test_rules_for_what_to_label_name_pictures_without_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from label_next import RULES, Round, _marked
+
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((80, 6))
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    labels = np.full(80, -1)
+    labels[:30] = rng.integers(0, 3, 30)
+    for probabilities in (None, rng.dirichlet(np.ones(3), 80)):
+        for labeled in (0, 9, 30):
+            known = np.where(np.arange(80) < labeled, labels, -1)
+            for name, rule in RULES.items():
+                rows = rule(Round(features, known, 3, probabilities, 10, seed=1))
+                assert len(set(rows.tolist())) == 10, name
+                assert rows.min() >= labeled, name
+    assert _marked([10, 11, 12], [20, 21, 22.5]) == "**11.0 ± 1.0**"  # 10 less on average, ± 0.3
+    assert _marked([30, 31, 32], [20, 21, 22.5]) == "*31.0 ± 1.0*"
+    assert _marked([10, 31, 22], [20, 21, 22.5]) == "21.0 ± 10.5"

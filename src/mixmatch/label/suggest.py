@@ -1,7 +1,7 @@
 """Which pictures to label next, each with the reason in words. Pure functions of arrays; no torch.
 
-Before there is a model: the most typical picture of each group of like pictures that has no label yet (TypiClust,
-Hacohen, Dekel, Weinshall 2022). Once there is one: pictures it is unsure of, far from one another, and a share drawn at
+With few labels: the typical picture of each group of like pictures that has no label yet. Once there is a model and
+five labels per class: pictures for which two classes are about as likely, from different groups, and a share drawn at
 random, because a model does not know what it has never seen. `benchmarks/label_next.py` compares rules.
 """
 
@@ -24,7 +24,9 @@ Mask = npt.NDArray[np.bool_]
 
 SAMPLE = 10_000
 """Pictures that are looked at, drawn at random where there are more: what keeps the time to a few seconds."""
-MOST_GROUPS, NEIGHBORS = 500, 20
+MOST_GROUPS = 500
+MODEL_FROM = 5
+"""Labels per class from which a model is asked; one with fewer chooses worse than chance."""
 RANDOM = 0.1
 """The share that is drawn at random once there is a model."""
 SURPRISE = "drawn at random: no model knows what it has never seen"
@@ -61,7 +63,7 @@ def suggest(
         classes: the names of the L classes.
     """
     allowed = labels < 0 if exclude is None else (labels < 0) & ~exclude
-    if probabilities is not None:
+    if probabilities is not None and (labels >= 0).sum() >= MODEL_FROM * probabilities.shape[1]:
         predicted = allowed & np.isfinite(probabilities).all(axis=1)
         if predicted.any():
             return _after(features, allowed, predicted, probabilities, classes, count, seed)
@@ -92,45 +94,35 @@ def typical(free: Floats, labeled: Floats, count: int, seed: int) -> list[tuple[
     """Rows of `free`, each with the size of its group and how many of `labeled` lie in it.
 
     All rows are put into as many groups as there will be labels (k-means). From the groups with the fewest labels, the
-    largest first, comes the row that is nearest to its neighbors in the group.
+    largest first, comes the row nearest to the center.
     """
-    from sklearn.cluster import KMeans  # takes a second to import
-    from sklearn.exceptions import ConvergenceWarning
-
     count = min(count, len(free))
     if count < 1:
         return []
-    together = np.concatenate([free, labeled]).astype(np.float32)
-    groups = min(len(labeled) + count, MOST_GROUPS, len(together))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # copies: fewer groups than asked for
-        assigned = KMeans(groups, n_init=1, max_iter=30, tol=1e-3, random_state=seed % 2**32).fit(together).labels_
-    sizes = np.bincount(assigned[: len(free)], minlength=groups)
+    assigned, distance = _groups(np.concatenate([free, labeled]), min(len(labeled) + count, MOST_GROUPS), seed)
+    mine, groups = assigned[: len(free)], int(assigned.max()) + 1
+    sizes = np.bincount(mine, minlength=groups)
     covered = np.bincount(assigned[len(free) :], minlength=groups)
-    left = [np.flatnonzero(assigned[: len(free)] == group) for group in range(groups)]
+    nearest = np.argsort(distance[: len(free)], kind="stable")
+    left = [nearest[mine[nearest] == group].tolist() for group in range(groups)]
     found: list[tuple[int, int, int]] = []
     while len(found) < count:
-        group = max((g for g in range(groups) if len(left[g])), key=lambda g: (-covered[g], len(left[g])))
-        rows = left[group]
-        best = int(rows[_typicality(free[rows]).argmax()])
-        found.append((best, int(sizes[group]), int(covered[group])))
+        group = max((g for g in range(groups) if left[g]), key=lambda g: (-covered[g], len(left[g])))
+        found.append((left[group].pop(0), int(sizes[group]), int(covered[group])))
         covered[group] += 1
-        left[group] = rows[rows != best]
     return found
 
 
-def _typicality(rows: Floats) -> Floats:
-    """How near each row is to its nearest 20 neighbors: minus the mean distance. (N,)"""
-    number = min(NEIGHBORS, len(rows) - 1)
-    if number < 1:
-        return np.zeros(len(rows))
-    found = []
-    for start in range(0, len(rows), 512):
-        piece = rows[start : start + 512]
-        squares = (piece**2).sum(axis=1)[:, None] + (rows**2).sum(axis=1) - 2 * piece @ rows.T
-        nearest = np.partition(squares, number, axis=1)[:, : number + 1]  # itself among them, at 0
-        found.append(-np.sqrt(np.maximum(nearest, 0)).sum(axis=1) / number)
-    return np.concatenate(found)
+def _groups(rows: Floats, number: int, seed: int) -> tuple[Ints, Floats]:
+    """Of each row its group, of at most so many, and its distance to the group's center."""
+    from sklearn.cluster import KMeans  # takes a second to import
+    from sklearn.exceptions import ConvergenceWarning
+
+    single = rows.astype(np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # copies: fewer groups than asked for
+        found = KMeans(min(number, len(rows)), n_init=1, max_iter=50, random_state=seed % 2**32).fit(single)
+    return found.labels_.astype(np.int64), np.linalg.norm(single - found.cluster_centers_[found.labels_], axis=1)
 
 
 def _after(
@@ -146,20 +138,36 @@ def _after(
     count = min(count, int(allowed.sum()))
     at_random = rng.permutation(np.flatnonzero(allowed))[: int(np.ceil(RANDOM * count))]
     rows = _some(np.setdiff1d(np.flatnonzero(predicted), at_random), SAMPLE, rng)
-    chosen = rows[unsure(features[rows], probabilities[rows], count - len(at_random))]
+    chosen = rows[unsure(measure.unit(features[rows]), probabilities[rows], count - len(at_random), seed)]
     found = [Suggestion(int(row), "unsure", _doubt(probabilities[row], classes)) for row in chosen]
-    drawn = [Suggestion(int(row), "random", SURPRISE) for row in at_random]
     every = max(1, round(1 / RANDOM))
-    for place, suggestion in enumerate(drawn):  # spread over the list: people stop before its end
-        found.insert(min(len(found), (place + 1) * every - 1), suggestion)
+    for place, row in enumerate(at_random):  # spread over the list: people stop before its end
+        found.insert(min(len(found), (place + 1) * every - 1), Suggestion(int(row), "random", SURPRISE))
     return found
 
 
-def unsure(features: Floats, probabilities: Floats, count: int) -> Ints:
-    """Rows with uncertain predictions that are far from one another, best first."""
-    score = measure.uncertainty(probabilities.astype(np.float64))
-    candidates = np.argsort(-score, kind="stable")[: CANDIDATES * count]
-    return candidates[measure.diverse(measure.unit(features[candidates]), score[candidates], count)]
+def unsure(features: Floats, probabilities: Floats, count: int, seed: int) -> Ints:
+    """Rows with two classes about as likely, most unsure first: of those with the smallest margins, the smallest of
+    each of as many groups as rows are wanted."""
+    count = min(count, len(features))
+    if count < 1:
+        return np.empty(0, np.int64)
+    margin = margins(probabilities)
+    candidates = np.argsort(margin, kind="stable")[: CANDIDATES * count]
+    assigned, _ = _groups(features[candidates], count, seed)
+    first = np.sort(np.unique(assigned, return_index=True)[1])
+    rest = np.setdiff1d(np.arange(len(candidates)), first)[: count - len(first)]  # copies leave groups empty
+    chosen: Ints = candidates[np.concatenate([first, rest])]
+    return chosen
+
+
+def margins(probabilities: Floats) -> Floats:
+    """How much likelier the likeliest class is than the next. (N,)"""
+    if probabilities.shape[1] < 2:
+        return np.ones(len(probabilities))
+    second, first = np.partition(probabilities, -2, axis=1)[:, -2:].T
+    apart: Floats = first - second
+    return apart
 
 
 def _doubt(probabilities: Floats, classes: Sequence[str]) -> str:
