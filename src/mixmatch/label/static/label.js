@@ -128,17 +128,18 @@ export class LabelView {
     this.typing = setTimeout(() => this.list(), 120);
   }
 
+  // Another list. The old one stays, with its name, until the new one is there.
   async go(filter) {
-    this.filter = filter;
-    this.options();
-    this.select.value = filter;
+    this.wanted = filter;
     try {
       if (filter === "exam") this.exam = (await get("/api/exam")).n;
       if (filter === "next") await this.suggest();
     } catch (refused) {
       toast(refused.message);
     }
-    if (this.filter === filter) this.list();
+    if (this.wanted !== filter || this.tab.current !== "label") return;
+    this.filter = filter;
+    this.list();
   }
 
   // Another list, and the keys go to it.
@@ -189,6 +190,7 @@ export class LabelView {
     else items = store.order.filter((n) => !(store.flags[n] & hidden) && test(n));
     if (wanted) items = items.filter((n) => store.name[n].toLowerCase().includes(wanted));
     this.generation = store.generation;
+    this.options();
     this.bench.show(this, items);
     if (filter === "exam" || filter === "next") this.first();
     this.update();

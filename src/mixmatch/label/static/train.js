@@ -77,10 +77,11 @@ export class TrainView {
     this.poll();
   }
 
+  // While something is under way, or while the server is still finding out which methods there are.
   poll() {
     clearTimeout(this.waking);
-    if (this.busy() && this.tab.current === "train" && !document.hidden)
-      this.waking = setTimeout(() => this.load(), 1000);
+    const more = this.busy() || (this.train?.methods.length ?? 0) < 2;
+    if (more && this.tab.current === "train" && !document.hidden) this.waking = setTimeout(() => this.load(), 1000);
   }
 
   take(train) {
@@ -88,9 +89,10 @@ export class TrainView {
     this.train = train;
     const methods = train.methods.join();
     if (this.method.dataset.methods !== methods) {
+      const chosen = this.method.value || train.method || train.methods[0];
       this.method.dataset.methods = methods;
       this.method.replaceChildren(...train.methods.map((name) => h("option", { value: name }, name)));
-      this.method.value = train.method ?? train.methods[0];
+      this.method.value = chosen;
     }
     if (document.activeElement !== this.every) this.every.value = train.auto.every;
     this.auto.checked = train.auto.on;
