@@ -54,13 +54,17 @@ def count(n: int, noun: str, plural: str | None = None) -> str:
     return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
 
 
+LONG = 200
+"""Characters of a name that a message shows."""
+
+
 def listed(names: Iterable[str], most: int = 3) -> str:
     """The first few of many names, for a message.
 
     >>> listed(["a", "b"]), listed("abcde")
     ('a, b', 'a, b, c and 2 more')
     """
-    names = list(names)
+    names = [name if len(name) <= LONG else f"{name[: LONG - 10]}..." for name in names]
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 

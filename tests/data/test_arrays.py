@@ -12,7 +12,7 @@ import pytest
 from sklearn.preprocessing import StandardScaler
 
 from mixmatch.data.source import UNKNOWN
-from mixmatch.data.user.arrays import read_arrays
+from mixmatch.data.user.arrays import input_axes, read_arrays
 from mixmatch.data.user.encoding import Encoding
 from mixmatch.data.user.rows import UserData
 from mixmatch.errors import MixMatchError
@@ -295,7 +295,12 @@ def test_members_that_cannot_be_unpacked_are_one_line(tmp_path: Path) -> None:
     path = tmp_path / "own.npz"
     np.savez(path, x=IMAGES, y=Y)
     content = path.read_bytes()
-    for offset, value in ((6, 1), (8, 99), (8, 14)):  # encrypted; an unknown compression; LZMA, which it is not
+    reasons = {
+        (6, 1): "it is encrypted; unpack it",
+        (8, 99): "it is compressed in a way that is not known here; save it with numpy.savez_compressed",
+        (8, 14): "it is damaged or no",  # LZMA, which it is not
+    }
+    for (offset, value), reason in reasons.items():
         damaged = bytearray(content)
         for mark, further in ((b"PK\x03\x04", 0), (b"PK\x01\x02", 2)):
             place = content.find(mark)
@@ -303,12 +308,13 @@ def test_members_that_cannot_be_unpacked_are_one_line(tmp_path: Path) -> None:
                 damaged[place + offset + further] = value
                 place = content.find(mark, place + 1)
         path.write_bytes(damaged)
-        with pytest.raises(MixMatchError, match="it is damaged or no"):
+        with pytest.raises(MixMatchError, match=reason):
             read_arrays(path)
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_header_that_lies_is_one_line(tmp_path: Path) -> None:
-    for shape in ("(999999999999, 8, 5, 3)", "(-6, 8, 5, 3)", "(6, 8, 5, 9**9)", "(" * 200):
+    for shape in (f"({2**62}, 8, 5, 3)", "(999999999999, 8, 5, 3)", "(-6, 8, 5, 3)", "(6, 8, 5, 9**9)", "(" * 200):
         header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(246) + b"\n"
         array = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + IMAGES.tobytes()
         with zipfile.ZipFile(tmp_path / "own.npz", "w") as file:
@@ -317,6 +323,7 @@ def test_a_header_that_lies_is_one_line(tmp_path: Path) -> None:
         for name in ("own.npz", "own.npy"):
             with pytest.raises(MixMatchError, match="cannot read"):
                 read_arrays(tmp_path / name)
+            assert input_axes(tmp_path / name) in (0, 4)
 
 
 def test_what_unpacks_to_far_more_than_it_is_asks_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,6 +333,9 @@ def test_what_unpacks_to_far_more_than_it_is_asks_first(tmp_path: Path, monkeypa
     with pytest.raises(
         MixMatchError, match=r"unpacks to 0.0 GB, .* times its size: if that is right, set MIXMATCH_UNP"
     ):
+        read_arrays(path)
+    monkeypatch.setenv("MIXMATCH_UNPACK_GB", "much")
+    with pytest.raises(MixMatchError, match="MIXMATCH_UNPACK_GB is 'much', but must be a number of gigabytes"):
         read_arrays(path)
     monkeypatch.setenv("MIXMATCH_UNPACK_GB", "1")
     assert read_arrays(path).inputs.shape == (6, 1024, 1024, 3)

@@ -98,16 +98,18 @@ def test_rare_categories_are_pooled() -> None:
     column = fit_categories("c", values)
     assert column.categories == ("", *(f"c{i:02}" for i in range(10, 60)))
     assert column.other
-    hot = column.apply(["c00", "c59", "", "never seen"])
+    hot = Encoding((column,)).apply({"c": ["c00", "c59", "", "never seen"]})
     assert hot.argmax(axis=1).tolist() == [51, 50, 0, 51]
     assert hot.sum(axis=1).tolist() == [1, 1, 1, 1]
     assert len(column.features) == hot.shape[1] == 52
 
 
 def test_numbers_and_names_by_themselves() -> None:
-    assert Numeric("x", median=5, mean=4, std=2).apply(["8", "", "0"]).tolist() == [[2], [0.5], [-2]]
-    assert Numeric("x", median=5, mean=4, std=2).apply(np.array([8, np.nan])).tolist() == [[2], [0.5]]
-    assert Categorical("x", ("a", "b"), other=False).apply(["b", "z"]).tolist() == [[0, 1], [0, 0]]
+    number = Encoding((Numeric("x", median=5, mean=4, std=2),))
+    assert number.apply({"x": ["8", "", "0"]}).tolist() == [[2], [0.5], [-2]]
+    assert number.apply({"x": np.array([8, np.nan])}).tolist() == [[2], [0.5]]
+    name = Encoding((Categorical("x", ("a", "b"), other=False),))
+    assert name.apply({"x": ["b", "z"]}).tolist() == [[0, 1], [0, 0]]
 
 
 def test_semicolons_and_decimal_commas(tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ def test_quotes_and_spaces(tmp_path: Path) -> None:
     user = read_table(write(tmp_path, 'c , label\n"red, dark",red fox\n"two\nlines", 猫 \n\nplain,\n'))
     assert user.classes == ("red fox", "猫")
     assert user.encoding.feature_names == ["c=plain", "c=red, dark", "c=two\nlines"]
-    assert user.files == ("line 2", "line 4", "line 6")
+    assert tuple(user.files) == ("line 2", "line 4", "line 6")
 
 
 def test_number_labels_in_order(tmp_path: Path) -> None:
@@ -207,7 +209,7 @@ def test_test_rows(tmp_path: Path) -> None:
     user = read_table(
         write(tmp_path, "x,label,set\n9,a,test\n1,a,\n3,b,train\n2,,\n5,c,test\n7,,test\n"), part_column="set"
     )
-    assert user.files == ("line 3", "line 4", "line 5", "line 2")
+    assert tuple(user.files) == ("line 3", "line 4", "line 5", "line 2")
     assert user.part == ("train", "train", "train", "test")
     np.testing.assert_allclose(user.inputs[:, 0], (np.array([1, 3, 2, 9]) - 2) / np.sqrt(2 / 3), rtol=1e-6)
     assert kinds(user).keys() == {"unlabeled-test", "unknown-class"}
@@ -228,7 +230,10 @@ def test_test_rows(tmp_path: Path) -> None:
         ("x,label\n", "has a header but no rows"),
         ("", "is empty"),
         ("\n", "is empty"),
-        ("x,label\n" + "9" * 200_000 + ",a\n", "line 2: field larger than field limit"),
+        (
+            "x,label\n" + "9" * 200_000 + ",a\n",
+            "line 2 has a cell of more than 131,072 characters: shorten it, or close its quote",
+        ),
     ],
     ids=range(13),
 )
@@ -303,3 +308,48 @@ def test_rows_are_called_by_their_id(tmp_path: Path) -> None:
     assert "id_column" not in read_table(path, ignore=["id"]).encoding.to_dict()  # type: ignore[union-attr]
     with pytest.raises(MixMatchError, match=r"no column 'idd': did you mean 'id'.*id_column="):
         read_table(path, id_column="idd")
+
+
+def test_parquet_with_what_python_does_not_know(tmp_path: Path) -> None:
+    """One line that names the column; a column that is left out is not looked at."""
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "own.parquet"
+    for kind in (arrow.timestamp("us"), arrow.timestamp("ms", "Nowhere/Land"), arrow.duration("ms"), arrow.date64()):
+        times = arrow.array([2**62 // 86_400_000 * 86_400_000] * 4, arrow.int64()).cast(kind)
+        parquet.write_table(arrow.table({"t": times, "x": [1, 2, 3, 4], "label": ["a", "b", "a", "b"]}), path)
+        with pytest.raises(
+            MixMatchError, match=r"column 't' of type .* has a value that Python does not know"
+        ) as caught:
+            read_table(path)
+        assert "leave the column out with ignore='t'" in str(caught.value)
+        assert read_table(path, ignore=["t"]).inputs.shape == (4, 1)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 8 : len(content) // 2] = bytes(len(content) // 2 - len(content) // 8)
+    path.write_bytes(content)
+    with pytest.raises(MixMatchError, match="cannot read") as caught:
+        read_table(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_parquet_numbers_are_those_of_a_csv_file(tmp_path: Path) -> None:
+    """Of every width, missing ones, and those that float64 does not hold exactly. A name may have a dot in it."""
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {
+        "a": arrow.array([1, None, 2**53 + 1, -(2**62)], arrow.int64()),
+        "a.b": arrow.array([0.1, 0.2, None, 3e38], arrow.float32()),
+        "c": arrow.array([0.1, float("nan"), 1e-300, 7.0]),
+        "d": arrow.array([5, 5, 5, 5]),
+        "e": arrow.array([1, 2, 3, 4], arrow.uint8()).dictionary_encode(),
+        "label": arrow.array(["x", "y", "x", "y"]),
+    }
+    parquet.write_table(arrow.table(columns), tmp_path / "own.parquet")
+    lines = zip(
+        *(["" if v is None else str(v) for v in column.to_pylist()] for column in columns.values()), strict=True
+    )
+    text = "\n".join(map(",".join, [tuple(columns), *lines]))
+    parquet_, csv_ = read_table(tmp_path / "own.parquet"), read_table(write(tmp_path, text))
+    np.testing.assert_array_equal(parquet_.inputs, csv_.inputs)
+    assert parquet_.encoding == csv_.encoding
+    assert [f.message for f in parquet_.findings][:-1] == [f.message for f in csv_.findings][:-1]

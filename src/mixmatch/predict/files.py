@@ -171,12 +171,14 @@ def _read_rows(classifier: Classifier, file: Path, id_column: str | None) -> Bat
     """All rows of a file as the classifier takes them."""
     try:
         if file.suffix.lower() in TABLES:
-            table = read_rows(file)
-            columns = dict(zip(table.header, table.columns, strict=True))
-            own = classifier.encoding.id_column if classifier.encoding is not None else None
+            encoding = classifier.encoding
+            own = encoding.id_column if encoding is not None else None
+            written = encoding.categorical if encoding is not None else []
+            table = read_rows(file, {*written, *(name for name in (own, id_column) if name is not None)})
             id_column = id_column or (own if own in table.header else None)
-            ids = None if id_column is None else table.column(id_column, "id_column=")
-            return Batch([f"{file} {name}" for name in row_names(table)], classifier.encode(columns), ids=ids)
+            ids = None if id_column is None else table.text(id_column, "id_column=")
+            inputs = classifier.encode(table.select(table.header))
+            return Batch(row_names(table, before=f"{file} "), inputs, ids=ids)
         x = read_matrix(file)
         inputs = classifier.encode(x if x.ndim == 2 else to_images([x], file.name)[0])
         classifier.probabilities(inputs[:1])  # refuses another shape before anything is written

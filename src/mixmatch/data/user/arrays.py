@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import zipfile
@@ -146,7 +147,8 @@ def input_axes(path: Path) -> int:
     """How many axes the array of rows has, read from its header alone; 0 where there is none."""
     try:
         if path.suffix.lower() == ".npy":
-            return int(np.load(path, mmap_mode="r", allow_pickle=False).ndim)
+            with np.errstate(over="ignore"):
+                return int(np.load(path, mmap_mode="r", allow_pickle=False).ndim)
         with zipfile.ZipFile(path) as file:
             name = next((f"{key}.npy" for key in X_KEYS if f"{key}.npy" in file.namelist()), None)
             if name is None:
@@ -166,20 +168,25 @@ def _load(path: Path) -> dict[str, Array]:
     try:
         if zipfile.is_zipfile(path):
             _check_unpacked(path)
-        loaded = np.load(path, mmap_mode="r", allow_pickle=False)  # of a .npz nothing is mapped
+        with np.errstate(over="ignore"):  # of sizes that no file has
+            loaded = np.load(path, mmap_mode="r", allow_pickle=False)  # of a .npz nothing is mapped
         if isinstance(loaded, np.ndarray):
             return {"x": loaded}
         with loaded:
             return {key: loaded[key] for key in loaded.files}
     except FileNotFoundError:
         raise MixMatchError(f"there is no file {path}") from None
-    except OSError as error:
-        raise MixMatchError(f"cannot read {path}: {error.strerror or error}") from None
     except MixMatchError:
         raise
     except Exception as error:  # a damaged file makes zipfile, zlib and NumPy raise nearly everything
-        if "pickle" in str(error) and _starts_with(path, b"\x93NUMPY", b"PK", b"\x80"):
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # else a seek to nowhere
+            reason = error.strerror or str(error)
+        elif "pickle" in str(error) and _starts_with(path, b"\x93NUMPY", b"PK", b"\x80"):
             reason = "it holds Python objects, which could run anything when loaded; save plain numbers or text"
+        elif "encrypted" in str(error) or "strong encryption" in str(error):
+            reason = "it is encrypted; unpack it and save its arrays without a password"
+        elif isinstance(error, NotImplementedError):
+            reason = "it is compressed in a way that is not known here; save it with numpy.savez_compressed"
         else:
             reason = "it is damaged or no .npz or .npy file"
         raise MixMatchError(f"cannot read {path}: {reason}") from None
@@ -189,7 +196,10 @@ def _check_unpacked(path: Path) -> None:
     """Refuse a file that unpacks to far more than it is: it may be made to fill the memory."""
     with zipfile.ZipFile(path) as file:
         unpacked = sum(member.file_size for member in file.infolist())
-    limit = float(os.environ.get("MIXMATCH_UNPACK_GB", "1")) * 2**30
+    try:
+        limit = float(given := os.environ.get("MIXMATCH_UNPACK_GB") or "1") * 2**30
+    except ValueError:
+        raise MixMatchError(f"MIXMATCH_UNPACK_GB is '{given}', but must be a number of gigabytes") from None
     if unpacked > limit and unpacked > 100 * path.stat().st_size:
         raise MixMatchError(
             f"{path} unpacks to {unpacked / 2**30:,.1f} GB, {unpacked / path.stat().st_size:,.0f} times its size: if "

@@ -8,24 +8,27 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mixmatch.data.user.columns import Matrix, Names, as_column, is_missing
 from mixmatch.data.user.rows import Finding
 from mixmatch.errors import MixMatchError
 from mixmatch.text import count, listed, tally
 
-Matrix = npt.NDArray[np.float64]
 Values = Sequence[str] | Matrix
 """A column: text as it stands in the file ("" where it is missing), or numbers (NaN where they are)."""
 
-MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "#n/a"})
+Out = npt.NDArray[Any]
 MOST_CATEGORIES = 50
 """Categories of one column that get a feature of their own; rarer ones share one."""
+
+LARGEST = 1e30
+"""Standard deviations from the mean that a feature may be: what a network makes of more need not be a number."""
 
 EVERY_ROW = 10
 """Rows from which on names that are all different are taken for identifiers, not for categories."""
@@ -44,10 +47,10 @@ class Numeric:
     def features(self) -> list[str]:
         return [self.name]
 
-    def apply(self, values: Values) -> Matrix:
-        """(N, 1)"""
+    def fill(self, values: Values, out: Out) -> None:
+        """Write the features (N, 1) of a column."""
         numbers = numbers_of(values, self.name)
-        return ((np.where(np.isnan(numbers), self.median, numbers) - self.mean) / self.std)[:, None]
+        out[:, 0] = standardized(numbers, self.median, self.mean, self.std, f"column '{self.name}'")
 
 
 @dataclass(frozen=True)
@@ -64,14 +67,16 @@ class Categorical:
         names = [f"{self.name}={category or '(missing)'}" for category in self.categories]
         return [*names, f"{self.name}=(other)"] if self.other else names
 
-    def apply(self, values: Values) -> Matrix:
-        """(N, number of features)"""
+    def fill(self, values: Values, out: Out) -> None:
+        """Write the features (N, number of features) of a column."""
         place = {category: i for i, category in enumerate(self.categories)}
-        elsewhere = len(place)
-        hot = np.zeros((len(values), elsewhere + 1))
-        places = [place.get(_category(value), elsewhere) for value in map(str, values)]
-        hot[np.arange(len(values)), places] = 1
-        return hot[:, : elsewhere + self.other]
+        names = as_names(values)
+        if names is not values:  # of another library, which may have made 3.0 of 3 because some are missing
+            names = Names([n if n in place else n.removesuffix(".0") for n in names.values], names.codes)
+        places = names.each(lambda value: place.get(_category(value), len(place)), np.int64)
+        rows = np.flatnonzero(places < out.shape[1])
+        out[:] = 0
+        out[rows, places[rows]] = 1
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,11 @@ class Encoding:
     def feature_names(self) -> list[str]:
         return [name for column in self.columns for name in column.features]
 
+    @property
+    def categorical(self) -> list[str]:
+        """The columns that are wanted as they are written, also where all their cells are numbers."""
+        return [column.name for column in self.columns if isinstance(column, Categorical)]
+
     def apply(self, table: Mapping[str, Values]) -> npt.NDArray[np.float32]:
         """The features (N, F) of a table, given by column name. Columns that training did not use are ignored."""
         missing = [column.name for column in self.columns if column.name not in table]
@@ -96,7 +106,20 @@ class Encoding:
             )
         if missing:
             raise MixMatchError(f"the rows have no column '{missing[0]}', which the model was trained with")
-        return np.concatenate([column.apply(table[column.name]).astype(np.float32) for column in self.columns], axis=1)
+        out, start = np.empty((0, 0), np.float32), 0
+        for column in self.columns:
+            values = table[column.name]
+            if start == 0:
+                out = np.empty((len(values), sum(len(each.features) for each in self.columns)), np.float32)
+            if len(values) != len(out):
+                raise MixMatchError(
+                    f"column '{column.name}' has {count(len(values), 'row')}, but column '{self.columns[0].name}' has "
+                    f"{len(out):,}"
+                )
+            width = len(column.features)
+            column.fill(values, out[:, start : start + width])
+            start += width
+        return out
 
     def apply_matrix(self, x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """The features (N, F) of a matrix of the same F numeric columns."""
@@ -108,7 +131,7 @@ class Encoding:
         out = np.empty(x.shape, np.float32)
         for start in range(0, len(x), 4096):  # in pieces: float64 copies of everything are not needed at once
             piece = np.asarray(x[start : start + 4096], np.float64)
-            out[start : start + 4096] = (np.where(np.isnan(piece), median, piece) - mean) / std
+            out[start : start + 4096] = standardized(piece, median, mean, std, "the features")
         return out
 
     def to_dict(self) -> dict[str, Any]:
@@ -128,36 +151,64 @@ class Encoding:
         return cls(tuple(columns), values.get("id_column"))
 
 
-def fit(table: Mapping[str, Sequence[str]]) -> tuple[Encoding, list[Finding]]:
-    """The encoding learned from training rows of text, and what was odd about them."""
+def fit(table: Mapping[str, Values]) -> tuple[Encoding, list[Finding]]:
+    """The encoding learned from training rows, and what was odd about them. Numbers that are the same in every row are
+    better given as text: how they are written is part of what is said about them."""
     columns: list[Numeric | Categorical] = []
     findings: list[Finding] = []
     missing: dict[str, int] = {}
-    for name, values in table.items():
+    rows = 0
+    for name, given in table.items():
+        values = as_column(given)
+        rows = len(values)
         column, finding = fit_column(name, values)
         if column is not None:
             columns.append(column)
-            if gaps := sum(map(is_missing, values)):
+            if gaps := _gaps(values):
                 missing[name] = gaps
         if finding is not None:
             findings.append(finding)
-    findings += missing_values(missing, len(next(iter(table.values()), [])))
+    findings += missing_values(missing, rows)
     return Encoding(tuple(columns)), findings
 
 
-def fit_column(name: str, values: Sequence[str]) -> tuple[Numeric | Categorical | None, Finding | None]:
+def fit_column(name: str, values: Names | Matrix) -> tuple[Numeric | Categorical | None, Finding | None]:
     """How a column is encoded, or None where it says nothing."""
-    known = [value for value in values if not is_missing(value)]
-    distinct = Counter(known)
-    if len(distinct) + (len(known) < len(values)) < 2:
-        message = f"column '{name}' is " + (f"'{known[0]}' in every row" if known else "empty") + ": left out"
-        return None, Finding("constant-column", message, (name,), "nothing to do, or fill it in", "info")
-    if all(map(_is_number, distinct)) and known:
-        column = fit_numbers([name], numbers_of(values, name)[:, None])[0]
-        return column, _row_number(name, values)
-    if len(distinct) > max(MOST_CATEGORIES, len(known) / 2) or len(distinct) == len(known) >= EVERY_ROW:
+    known = len(values) - _gaps(values)
+    if known == 0:
+        return None, _constant(name, "empty")
+    if isinstance(values, np.ndarray) and is_same(values):
+        return None, _constant(name, f"'{values[0]:g}' in every row")
+    if isinstance(values, np.ndarray):
+        return _fit_numbers(name, values)
+    distinct = Counter({value: n for value, n in values.counts().items() if not is_missing(value)})
+    if len(distinct) == 1 and known == len(values):
+        return None, _constant(name, f"'{values[0]}' in every row")
+    if all(map(_is_number, distinct)):
+        return _fit_numbers(name, values)
+    if len(distinct) > max(MOST_CATEGORIES, known / 2) or len(distinct) == known >= EVERY_ROW:
         return None, _free_text(name, distinct)
     return fit_categories(name, values), _almost_numbers(name, distinct)
+
+
+def _fit_numbers(name: str, values: Names | Matrix) -> tuple[Numeric, Finding | None]:
+    numbers = numbers_of(values, name)
+    return fit_numbers([name], numbers[:, None])[0], _row_number(name, numbers)
+
+
+def _constant(name: str, what: str) -> Finding:
+    advice = "nothing to do, or fill it in"
+    return Finding("constant-column", f"column '{name}' is {what}: left out", (name,), advice, "info")
+
+
+def is_same(values: Names | Matrix) -> bool:
+    """Whether a column of numbers has one value in every row."""
+    return isinstance(values, np.ndarray) and len(values) > 0 and bool((values == values[0]).all())
+
+
+def _gaps(values: Names | Matrix) -> int:
+    missing = values.each(is_missing, bool) if isinstance(values, Names) else np.isnan(values)
+    return int(missing.sum())
 
 
 def fit_numbers(names: Sequence[str], x: npt.NDArray[Any]) -> list[Numeric]:
@@ -168,17 +219,51 @@ def fit_numbers(names: Sequence[str], x: npt.NDArray[Any]) -> list[Numeric]:
     columns = []
     for name, values in zip(names, np.asarray(x).T, strict=True):
         known = values[~np.isnan(values)].astype(np.float64)
-        median = float(np.median(known)) if len(known) else 0.0
+        median = _median(known) if len(known) else 0.0
         filled = np.where(np.isnan(values), median, values).astype(np.float64)
-        mean, std = float(filled.mean()), float(filled.std())
+        mean, std = _mean_and_deviation(filled)
         constant = std <= 1e-12 * max(1.0, abs(mean))  # what is left of a constant is rounding
         columns.append(Numeric(name, median, mean, 1.0 if constant else std))
     return columns
 
 
-def fit_categories(name: str, values: Iterable[str]) -> Categorical:
+def _median(values: Matrix) -> float:
+    with np.errstate(over="ignore"):
+        median = float(np.median(values))
+    return median if np.isfinite(median) else 2 * float(np.median(values / 2))
+
+
+def _mean_and_deviation(values: Matrix) -> tuple[float, float]:
+    """Also of numbers so large that their sum, or that of their squares, is none."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, std = float(values.mean()), float(values.std())
+    if np.isfinite([mean, std]).all() or not np.isfinite(values).all():
+        return mean, std
+    largest = float(np.abs(values).max())
+    return float((values / largest).mean()) * largest, float((values / largest).std()) * largest
+
+
+def standardized(numbers: Matrix, median: Any, mean: Any, std: Any, what: str) -> Matrix:
+    """Numbers as features, the median where they are missing. A network makes no number of what is larger than
+    `LARGEST`, so that is refused."""
+    with np.errstate(over="ignore"):
+        out: Matrix = (np.where(np.isnan(numbers), median, numbers) - mean) / std
+    too_large = ~(np.abs(out) <= LARGEST)
+    if n := int(too_large.sum()):
+        value = float(numbers[too_large][0])
+        them = "it" if n == 1 else "them"
+        raise MixMatchError(
+            f"{count(n, 'value')} of {what} {'is' if n == 1 else 'are'} far too large ({value:g}): correct {them}, or "
+            f"leave {them} out as missing"
+        )
+    return out
+
+
+def fit_categories(name: str, values: Sequence[str]) -> Categorical:
     """The most frequent categories by name; a missing value never counts as rare."""
-    counts = Counter(map(_category, values))
+    counts = Counter[str]()
+    for value, n in as_names(values).counts().items():
+        counts[_category(value)] += n
     ranked = sorted((value for value in counts if value), key=lambda value: (-counts[value], value))
     kept = sorted(ranked[:MOST_CATEGORIES])
     return Categorical(name, tuple([""] * ("" in counts) + kept), other=len(ranked) > MOST_CATEGORIES)
@@ -207,27 +292,25 @@ def refuse_infinite(x: npt.NDArray[Any], what: str) -> None:
         )
 
 
-def is_missing(value: str) -> bool:
-    return value.lower() in MISSING
-
-
 def numbers_of(values: Values, name: str) -> Matrix:
     """A column as float64 (N,), NaN where it is missing."""
-    if isinstance(values, np.ndarray):
-        numbers = np.asarray(values, np.float64)
-    else:
-        numbers = np.array([_number(value, name) for value in values], np.float64)
-    refuse_infinite(numbers, f"column '{name}'")
-    return numbers
+    column = as_column(values)
+    if isinstance(column, Names):
+        fits = column.each(lambda value: is_missing(value) or _is_number(value), bool)
+        if not fits.all():
+            raise MixMatchError(f"column '{name}' holds numbers, but one value is '{column[int(fits.argmin())]}'")
+        column = column.each(lambda value: math.nan if is_missing(value) else float(value), np.float64)
+    refuse_infinite(column, f"column '{name}'")
+    return column
 
 
-def _number(value: str, name: str) -> float:
-    if is_missing(value):
-        return math.nan
-    try:
-        return float(value)
-    except ValueError:
-        raise MixMatchError(f"column '{name}' holds numbers, but one value is '{value}'") from None
+def as_names(values: Values) -> Names:
+    """A column as text."""
+    if isinstance(values, Names):
+        return values
+    column = as_column([*values] if isinstance(values, list | tuple) else np.asarray(values).astype(object))
+    assert isinstance(column, Names)
+    return column
 
 
 def _is_number(value: str) -> bool:
@@ -242,9 +325,8 @@ def _category(value: str) -> str:
     return "" if is_missing(value) else value
 
 
-def _row_number(name: str, values: Sequence[str]) -> Finding | None:
+def _row_number(name: str, numbers: Matrix) -> Finding | None:
     """Sorted by class, as tables often are, the number of a row gives its class away, also once they are shuffled."""
-    numbers = numbers_of(values, name)
     if len(numbers) < 20 or not (numbers == np.rint(numbers)).all() or len(np.unique(numbers)) < len(numbers):
         return None
     steps = np.diff(numbers)

@@ -20,7 +20,7 @@ from mixmatch.data.cache import cache_folder
 from mixmatch.data.user.images import SUFFIXES, Callback, DecodedFolder, Header, Identity, Unreadable, decode_all
 from mixmatch.data.user.reading import Reading
 from mixmatch.data.user.rows import Finding, Part, UserData, match_labels, number_labels
-from mixmatch.data.user.table import TextTable, read_csv
+from mixmatch.data.user.table import Table, read_csv
 from mixmatch.errors import MixMatchError
 from mixmatch.text import count, listed, tally
 
@@ -367,10 +367,10 @@ def _label_by_part(tree: Tree, roles: Mapping[str, str]) -> tuple[list[Entry], l
     return labeled, stray, findings
 
 
-def _label_by_csv(entries: Sequence[Entry], root: Path, table: TextTable) -> tuple[list[Entry], list[Finding]]:
+def _label_by_csv(entries: Sequence[Entry], root: Path, table: Table) -> tuple[list[Entry], list[Finding]]:
     """The labels of a CSV file; images that it does not name have none."""
-    files, labels = table.column("file"), table.column("label")
-    parts = table.column("part") if "part" in table.header else [""] * len(files)
+    files, labels = table.text("file"), table.text("label")
+    parts: Sequence[str] = table.text("part") if "part" in table.header else [""] * len(files)
     known = {_normal(entry.file): entry for entry in entries}
     chosen: dict[str, tuple[Entry, int]] = {}
     missing: list[str] = []

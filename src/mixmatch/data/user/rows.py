@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -59,7 +60,7 @@ class UserData(Rows):
     name: str
     classes: tuple[str, ...]
     """In the order of the labels."""
-    files: tuple[str, ...]
+    files: Sequence[str]
     """Where each row comes from: a path relative to the folder, "x[3]" of an array, "line 7" of a table."""
     part: tuple[Part, ...]
     findings: tuple[Finding, ...] = ()
@@ -173,7 +174,8 @@ def number_labels(
         message = f"no labeled {noun} to learn {'the class' if len(empty) == 1 else 'the classes'} {listed(empty)} from"
         advice = f"label some {noun}s of it, or leave it out of the classes"
         findings.append(Finding("empty-class", message, (), advice))
-    rows = sorted(set(range(len(part))) - {*unlabeled, *unknown}, key=lambda row: (part[row] == "test", row))
+    left_out = {*unlabeled, *unknown}
+    rows = [row for row, p in enumerate(part) if p == "train"] + [row for row in test if row not in left_out]
     number = {label: i for i, label in enumerate(classes)} | {None: UNKNOWN}
     numbers = np.array([number[labels[row]] for row in rows], np.int64)
     if not (numbers == UNKNOWN).any():
@@ -197,8 +199,9 @@ def match_labels(
     without a label or of another class, which are left out and named. Labels are matched by name."""
     candidates = [row for row, p in enumerate(part) if p == "test"] or list(range(len(part)))
     unlabeled = tuple(files[row] for row in candidates if labels[row] is None)
-    strange = [row for row in candidates if labels[row] not in {None, *classes}]
-    rows = [row for row in candidates if labels[row] in classes]
+    number = {label: i for i, label in enumerate(classes)}
+    strange = [row for row in candidates if labels[row] is not None and labels[row] not in number]
+    rows = [row for row in candidates if labels[row] in number]
     names = sorted({str(labels[row]) for row in strange})
     if not rows:
         have = f"its labels are {listed(names)}" if names else "it has no labels"
@@ -217,7 +220,7 @@ def match_labels(
         )
         advice = "check the spelling, or train with that class"
         findings.append(Finding("unknown-class", message, tuple(files[row] for row in strange), advice))
-    numbers = np.array([classes.index(str(labels[row])) for row in rows], np.int64)
+    numbers = np.array([number[str(labels[row])] for row in rows], np.int64)
     tested: list[Part] = ["test"] * len(rows)
     return Numbered(tuple(classes), np.array(rows, np.int64), numbers, tuple(tested), tuple(findings))
 
@@ -229,4 +232,4 @@ def class_order(classes: Iterable[str]) -> list[str]:
     (['-1', '2', '10'], ['--1', '10', '2'])
     """
     classes = sorted(classes)
-    return sorted(classes, key=int) if all(WHOLE.fullmatch(c) for c in classes) else classes
+    return sorted(classes, key=Decimal) if all(WHOLE.fullmatch(c) for c in classes) else classes

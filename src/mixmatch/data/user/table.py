@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import difflib
 import importlib
 import os
-import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from mixmatch.data.source import UNKNOWN
-from mixmatch.data.user.encoding import Encoding, fit, is_missing
+from mixmatch.data.user.columns import Matrix, Names, NamesBuilder, Places, Selected, is_missing
+from mixmatch.data.user.csv_file import check_header, read_columns
+from mixmatch.data.user.encoding import Encoding, fit, is_same
 from mixmatch.data.user.rows import (
     WHOLE,
     Finding,
@@ -26,121 +30,122 @@ from mixmatch.data.user.rows import (
     number_labels,
 )
 from mixmatch.errors import MixMatchError
-from mixmatch.text import count, from_cell, listed
-
-MARKS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
-DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
-
+from mixmatch.text import count, listed
 
 # ----------------------------------------------------------------------------------------------- reading the file
 
 
 @dataclass(frozen=True)
-class TextTable:
-    """A table of text, column by column."""
+class Table:
+    """A table, column by column. A column is read when it is asked for."""
 
     path: Path
     header: tuple[str, ...]
-    columns: tuple[Sequence[str], ...]
     lines: Sequence[int]
     """Where each row is in the file, for messages."""
+    read: Callable[[str], Names | Matrix]
 
     def __len__(self) -> int:
         return len(self.lines)
 
-    def column(self, name: str, parameter: str = "") -> Sequence[str]:
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self.header)
+
+    def column(self, name: str, parameter: str = "") -> Names | Matrix:
         """The column of that name, or an error with the nearest name, and the parameter that chooses another."""
-        if name in self.header:
-            return self.columns[self.header.index(name)]
+        if name in self._names:
+            return self.read(name)
         near = difflib.get_close_matches(name, self.header, n=1, cutoff=0.6)
         hint = f": did you mean '{near[0]}'?" if near else ""
         other = f"; name the right one with {parameter}" if parameter else ""
         raise MixMatchError(f"{self.path} has no column '{name}'{hint} (it has {listed(self.header, 8)}){other}")
 
+    def require(self, name: str, parameter: str = "") -> None:
+        """Refuse a name that is not there, without reading the column."""
+        if name not in self._names:
+            self.column(name, parameter)
 
-def read_csv(path: Path) -> TextTable:
-    """A CSV file in UTF-8 with a header; commas, semicolons (then decimal commas too) or tabs between its fields."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            first = file.readline()
-            delimiter = max(MARKS, key=lambda mark: len(next(csv.reader([first], delimiter=mark), [])))
-            file.seek(0)
-            reader = csv.reader(file, delimiter=delimiter)
-            header = tuple(from_cell(name.strip()) for name in next(reader, []))
-            _check_header(path, header)
-            columns: tuple[list[str], ...] = tuple([] for _ in header)
-            lines: list[int] = []
-            for row in reader:
-                if not any(map(str.strip, row)):
-                    continue
-                if len(row) != len(header):
-                    fields = count(len(row), "field")
-                    raise MixMatchError(
-                        f"{path} line {reader.line_num} has {fields}, but the header {len(header)}: correct the line "
-                        f"(a value with {MARKS[delimiter]} in it needs quotes)"
-                    )
-                lines.append(reader.line_num)
-                for column, value in zip(columns, row, strict=True):
-                    column.append(_cell(value, delimiter))
-    except OSError as error:
-        raise MixMatchError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise MixMatchError(f"cannot read {path}: it is not text in UTF-8; save it as CSV (UTF-8)") from None
-    except csv.Error as error:
-        raise MixMatchError(f"cannot read {path} line {reader.line_num}: {error}") from None
-    if not lines:
-        raise MixMatchError(f"{path} has a header but no rows")
-    return TextTable(path, header, columns, lines)
+    def text(self, name: str, parameter: str = "") -> Names:
+        """A column that was asked for as text."""
+        column = self.column(name, parameter)
+        assert isinstance(column, Names)
+        return column
+
+    def select(self, names: Iterable[str], rows: npt.NDArray[np.int64] | None = None) -> Selected:
+        """Some rows of some columns, for an encoding."""
+        return Selected(tuple(names), self.column, rows)
 
 
-def read_parquet(path: Path) -> TextTable:
+def read_csv(path: Path, text: Collection[str] | None = None) -> Table:
+    """A CSV file in UTF-8 with a header; commas, semicolons (then decimal commas too) or tabs between its fields.
+
+    Args:
+        text: columns that are wanted as they are written, also if all their cells are numbers; by default all are.
+    """
+    columns = read_columns(path, text)
+    return Table(path, columns.header, cast("Sequence[int]", columns.lines), columns.column)
+
+
+def read_parquet(path: Path, text: Collection[str] | None = None) -> Table:
     """A Parquet file, its values as text."""
     try:
+        arrow: Any = importlib.import_module("pyarrow")
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise MixMatchError(
             f"reading {path} takes pyarrow, which is not installed: pip install 'mixmatch[tables]', or save it as CSV"
         ) from None
     try:
-        table = parquet.read_table(path)
+        file = parquet.ParquetFile(path)
     except OSError as error:
         raise MixMatchError(f"cannot read {path}: {error.strerror or error}") from None
     except Exception as error:  # pyarrow's own, which cannot be named without importing it
         raise MixMatchError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
-    header = tuple(map(str, table.column_names))
-    _check_header(path, header)
-    for field in table.schema:
+    schema = file.schema_arrow
+    header = tuple(map(str, schema.names))
+    check_header(path, header)
+    for field in schema:
         if field.type.num_fields:
             raise MixMatchError(f"{path} column '{field.name}' holds a {field.type}: spread it over columns of numbers")
-    if table.num_rows == 0:
+    if (rows := file.metadata.num_rows) == 0:
         raise MixMatchError(f"{path} has no rows")
-    columns = tuple(
-        ["" if value is None else str(value).strip() for value in column.to_pylist()] for column in table.columns
-    )
-    return TextTable(path, header, columns, range(1, table.num_rows + 1))
 
+    def column(name: str) -> Names | Matrix:
+        where = f"cannot read {path}: column '{name}'"
+        try:
+            values = file.read(columns=[name])[name]
+        except (OSError, arrow.ArrowException) as error:
+            raise MixMatchError(f"{where} is damaged ({str(error).splitlines()[0]})") from None
+        numeric = arrow.types.is_floating(values.type) or arrow.types.is_integer(values.type)
+        if numeric and text is not None and name not in text:
+            return np.asarray(values.cast(arrow.float64(), safe=False).to_numpy(), np.float64)
+        builder = NamesBuilder()
+        try:
+            builder.add(["" if value is None else str(value).strip() for value in values.to_pylist()])
+        except (OverflowError, ValueError) as error:  # times outside of Python's, unknown time zones, damaged text
+            raise MixMatchError(
+                f"{where} of type {values.type} has a value that Python does not know ({str(error).splitlines()[0]}): "
+                f"correct it, or leave the column out with ignore='{name}'"
+            ) from None
+        return builder.build()
 
-def _cell(value: str, delimiter: str) -> str:
-    value = value.strip()
-    return value.replace(",", ".") if delimiter == ";" and DECIMAL_COMMA.fullmatch(value) else from_cell(value)
-
-
-def _check_header(path: Path, header: Sequence[str]) -> None:
-    if not any(header):
-        raise MixMatchError(f"{path} is empty: it needs a header and rows")
-    if twice := [name for name, n in Counter(header).items() if n > 1]:
-        raise MixMatchError(f"{path} has several columns named '{twice[0]}'")
+    return Table(path, header, range(1, rows + 1), column)
 
 
 # -------------------------------------------------------------------------------------------------------- the table
 
 
-def read_rows(path: str | os.PathLike[str]) -> TextTable:
-    """A CSV or Parquet file, by its suffix."""
+def read_rows(path: str | os.PathLike[str], text: Collection[str] | None = None) -> Table:
+    """A CSV or Parquet file, by its suffix.
+
+    Args:
+        text: columns that are wanted as they are written, also if all their cells are numbers; by default all are.
+    """
     path = Path(path).expanduser()
     if not path.is_file():
         raise MixMatchError(f"there is no file {path}")
-    return read_parquet(path) if path.suffix.lower() in (".parquet", ".pq") else read_csv(path)
+    return read_parquet(path, text) if path.suffix.lower() in (".parquet", ".pq") else read_csv(path, text)
 
 
 def read_table(
@@ -159,14 +164,15 @@ def read_table(
         id_column: what rows are called, instead of by their line; no feature.
         ignore: columns that are no features.
     """
-    table = read_rows(path)
-    labels = _labels(table.column(label_column, "label_column="))
+    given = {name for name in (label_column, part_column, id_column) if name is not None}
+    table = read_rows(path, given)
+    labels = _labels(table.text(label_column, "label_column="))
     part = _parts(table, part_column)
     for name in ignore:
-        table.column(name)  # a name that is not there is a mistake
+        table.require(name)  # a name that is not there is a mistake
     names = row_names(table, id_column)
-    skipped = {label_column, part_column, id_column, *ignore}
-    features = {name: table.column(name) for name in table.header if name not in skipped}
+    skipped = {*given, *ignore}
+    features = [name for name in table.header if name not in skipped]
     if not features:
         raise MixMatchError(f"{table.path} has no columns beside '{label_column}': there is nothing to learn from")
     numbered = number_labels(
@@ -178,16 +184,18 @@ def read_table(
         how=f"fill in some of column '{label_column}', at least one row of every class, and leave the others empty",
         order=class_order,
     )
-    train = [row for row, p in zip(numbered.rows, numbered.part, strict=True) if p == "train"]
-    encoding, findings = fit({name: [values[row] for row in train] for name, values in features.items()})
+    train = numbered.rows[: numbered.part.count("train")]
+    if same := [name for name, values in table.select(features, train).items() if is_same(values)]:
+        table = read_rows(path, {*given, *same})  # what is said about them is how they are written
+    encoding, findings = fit(table.select(features, train))
     if not encoding.columns:
         raise MixMatchError(f"{table.path} has no column to learn from: {findings[0].message}")
     return UserData(
         name=table.path.name,
         classes=numbered.classes,
-        inputs=encoding.apply({name: [values[row] for row in numbered.rows] for name, values in features.items()}),
+        inputs=encoding.apply(table.select(features, numbered.rows)),
         labels=numbered.labels,
-        files=tuple(names[row] for row in numbered.rows),
+        files=_take(names, numbered.rows),
         part=numbered.part,
         findings=(
             *findings,
@@ -210,33 +218,38 @@ def read_labeled_table(
 ) -> UserData:
     """The labeled rows of a CSV or Parquet file, encoded as for a model of these classes: the test rows if there is a
     part column, else all."""
-    table = read_rows(path)
-    labels, part = _labels(table.column(label_column, "label_column=")), _parts(table, part_column)
+    given = {name for name in (label_column, part_column, id_column, encoding.id_column) if name is not None}
+    table = read_rows(path, {*given, *encoding.categorical})
+    labels, part = _labels(table.text(label_column, "label_column=")), _parts(table, part_column)
     names = row_names(table, id_column or (encoding.id_column if encoding.id_column in table.header else None))
     numbered = match_labels(labels, part, names, table.path.name, classes, noun="row")
-    columns = {name: table.column(name) for name in table.header}
     return UserData(
         name=table.path.name,
         classes=numbered.classes,
-        inputs=encoding.apply({name: [values[row] for row in numbered.rows] for name, values in columns.items()}),
+        inputs=encoding.apply(table.select(table.header, numbered.rows)),
         labels=numbered.labels,
-        files=tuple(names[row] for row in numbered.rows),
+        files=_take(names, numbered.rows),
         part=numbered.part,
         findings=numbered.findings,
         encoding=encoding,
     )
 
 
-def row_names(table: TextTable, id_column: str | None = None) -> list[str]:
+def row_names(table: Table, id_column: str | None = None, before: str = "") -> Sequence[str]:
     """What rows are called: by a column, or where that is empty by where they are in the file."""
-    kind = "row" if isinstance(table.lines, range) else "line"
-    places = [f"{kind} {line}" for line in table.lines]
+    places = Places(f"{before}{'row' if isinstance(table.lines, range) else 'line'} ", table.lines)
     if id_column is None:
         return places
-    return [name or place for name, place in zip(table.column(id_column, "id_column="), places, strict=True)]
+    return [name or place for name, place in zip(table.text(id_column, "id_column="), places, strict=True)]
+
+
+def _take(names: Sequence[str], rows: npt.NDArray[np.int64]) -> Sequence[str]:
+    return names.take(rows) if isinstance(names, Places) else tuple(names[row] for row in rows)
 
 
 def _repeated_ids(names: Sequence[str], id_column: str | None) -> list[Finding]:
+    if id_column is None:
+        return []
     repeated = tuple(name for name, n in Counter(names).items() if n > 1)
     if not repeated:
         return []
@@ -245,16 +258,17 @@ def _repeated_ids(names: Sequence[str], id_column: str | None) -> list[Finding]:
     return [Finding("repeated-id", message, repeated, advice, "info")]
 
 
-def _labels(values: Sequence[str]) -> list[str | None]:
+def _labels(column: Names) -> list[str | None]:
     """Labels by name. Programs that know no missing integer write 1.0 for class 1."""
-    whole = all(WHOLE.fullmatch(value.removesuffix(".0")) for value in values if value)
-    return [(value.removesuffix(".0") if whole else value) or None for value in values]
+    whole = all(WHOLE.fullmatch(value.removesuffix(".0")) for value in column.values if value)
+    labels = [(value.removesuffix(".0") if whole else value) or None for value in column.values]
+    return [labels[code] for code in column.codes.tolist()]
 
 
-def _parts(table: TextTable, part_column: str | None) -> list[Part]:
+def _parts(table: Table, part_column: str | None) -> list[Part]:
     if part_column is None:
         return ["train"] * len(table)
-    values = table.column(part_column)
+    values = table.text(part_column)
     for line, value in zip(table.lines, values, strict=True):
         if value not in ("", "train", "test"):
             raise MixMatchError(
