@@ -131,7 +131,7 @@ def test_defaults_are_shown_where_they_are_fixed(call: Call) -> None:
     ("typed", "offered"),
     [
         ("tr", ["train"]),
-        ("data ", ["list", "check"]),
+        ("data ", ["list", "check", "shard"]),
         ("data check --label-c", ["--label-column"]),
         ("train x --lambda", ["--lambda-u"]),
         ("train x --method vat --x", ["--xi"]),

@@ -21,6 +21,7 @@ from sklearn.datasets import load_digits
 
 import mixmatch
 from mixmatch.errors import MixMatchError
+from mixmatch.execution.decode import shard_folder
 from mixmatch.execution.ray_data import Place, place_of
 
 PIXELS = np.rint(load_digits().images * (255 / 16)).astype(np.uint8)
@@ -186,3 +187,17 @@ def test_what_a_process_of_a_cluster_gets() -> None:
     assert place_of(Nodes({"CPU": 64, "GPU": 8}), "cpu") == Place("cpu", 4, 16)
     with pytest.raises(MixMatchError, match="the cluster has no GPU"):
         place_of(Nodes({"CPU": 2}), "cuda")
+
+
+def test_decoding_on_the_cluster(cluster: Any, tmp_path: Path) -> None:
+    """`mixmatch data shard --ray` makes the same shards."""
+    for number in range(60):
+        place = f"{number % 2}" if number < 30 else "unlabeled"
+        (tmp_path / "photos" / place).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(PIXELS[number]).save(tmp_path / "photos" / place / f"{number}.png")
+    (tmp_path / "photos" / "0" / "0.png").write_bytes(b"broken")
+    for out, options in (("here", {"processes": 1}), ("there", {"ray": cluster.address})):
+        done = shard_folder(tmp_path / "photos", tmp_path / out, shard_size=20, image_size=32, **options)
+        assert done == (59, 1, 3, 0)
+    hashes = [json.loads((tmp_path / out / "shards.json").read_text())["shards"] for out in ("here", "there")]
+    assert hashes[0] == hashes[1]

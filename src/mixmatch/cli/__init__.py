@@ -76,7 +76,7 @@ COMMANDS: dict[str, Command | Group] = {
         "Write the page of all results, or draw a run's error over its steps, from the records and nothing else.",
     ),
     "data": Group(
-        """List the data sets and check the ones you have.
+        """List the data sets, check the ones you have, decode large ones once.
 
         Examples:
 
@@ -96,6 +96,10 @@ COMMANDS: dict[str, Command | Group] = {
             "check": Command(
                 "data_check:check",
                 "Load a data set and show what it holds, or check your own data before training on it.",
+            ),
+            "shard": Command(
+                "data_shard:shard",
+                "Decode a folder of images into memory-mapped shards, which train as the folder itself would.",
             ),
         },
     ),

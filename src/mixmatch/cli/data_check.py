@@ -126,6 +126,8 @@ def _check_user_data(name: str, reading: data.Reading, strict: bool, as_json: bo
             advice = f": {with_options(finding.advice)}" if finding.advice else ""
             screen.print(f"{mark} {escape(finding.message + advice)}", soft_wrap=not screen.is_terminal)
 
+    if data.is_shards(Path(name)):
+        data.read_shards(Path(name), verify=True)
     user = read_with_bar(Path(name), reading)
     for finding in findings(user):
         show(finding)

@@ -19,6 +19,7 @@ from mixmatch.data.user.encoding import Encoding
 from mixmatch.data.user.folder import read_folder, read_labeled_folder
 from mixmatch.data.user.reading import Reading
 from mixmatch.data.user.rows import UserData
+from mixmatch.data.user.shards import is_shards, read_shards
 from mixmatch.data.user.table import read_labeled_table, read_table
 from mixmatch.errors import MixMatchError, nearest, unknown
 
@@ -31,8 +32,10 @@ __all__ = [
     "SourceInfo",
     "holds_features",
     "is_path",
+    "is_shards",
     "load",
     "read_labeled",
+    "read_shards",
     "read_user_data",
     "source_info",
 ]
@@ -126,13 +129,16 @@ def load(
 def read_user_data(
     path: Path, reading: Reading | None = None, *, progress: Callable[[int, int], None] | None = None
 ) -> UserData:
-    """User data: a folder of images, an array (.npz, .npy) or a table (.csv, .parquet).
+    """User data: a folder of images, or of shards of them, an array (.npz, .npy) or a table (.csv, .parquet).
 
     Args:
         reading: how to read it. A setting that is for another kind of data is an error.
         progress: called with the number of images read, and of all.
     """
     given = {} if reading is None else reading.given
+    if is_shards(path):
+        _check_given(given, path, "folder of shards")
+        return read_shards(path)
     if path.is_dir():
         _check_given(given, path, "folder of images", "labels_file", "image_size", "channels")
         return read_folder(path, **given, progress=progress)

@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,6 +59,19 @@ class Entry:
         return self.file, self.size, self.changed
 
 
+class Listed(NamedTuple):
+    """The images of a folder and their labels, in the order of their rows."""
+
+    root: Path
+    name: str
+    entries: Sequence[Entry]
+    findings: Sequence[Finding]
+    how: str
+    """How to label some images and not others; ends error messages."""
+    sorted: bool
+    """Whether labels are the names of folders."""
+
+
 @dataclass(frozen=True)
 class Tree:
     """What lies in a folder."""
@@ -100,6 +114,14 @@ def read_folder(
         progress: called with the number of decoded images and their total, from the calling thread.
     """
     Reading(image_size=image_size, channels=channels)  # refuses what is out of range
+    listed = list_folder(path, labels_file)
+    cache = Path(cache_dir).expanduser() if cache_dir is not None else cache_folder(listed.root)
+    identities = tuple(entry.identity for entry in listed.entries)
+    return assemble(listed, decode_all(listed.root, identities, image_size, channels, cache, progress))
+
+
+def list_folder(path: str | os.PathLike[str], labels_file: str | os.PathLike[str] | None = None) -> Listed:
+    """The images of a folder and their labels, see `read_folder`, before any of them is opened."""
     root = Path(path).expanduser()
     tree = scan(root)
     if labels_file is None:
@@ -116,13 +138,7 @@ def read_folder(
     if not any(entry.label is not None and entry.part == "train" for entry in entries):
         others = count(len(entries), "other")
         raise _explained(f"{root} has no labeled images to train on, only {others}: {how}", findings)
-    entries = _in_row_order(entries)
-    cache = Path(cache_dir).expanduser() if cache_dir is not None else cache_folder(root)
-    decoded = decode_all(root, tuple(entry.identity for entry in entries), image_size, channels, cache, progress)
-    user = _assemble(root, entries, decoded, findings, how)
-    if labels_file is not None:
-        return user
-    return replace(user, test_folder=user.files[user.num_train].split("/")[0] if len(user.tested) else TEST)
+    return Listed(root, root.resolve().name, _in_row_order(entries), findings, how, labels_file is None)
 
 
 def read_labeled_folder(
@@ -162,20 +178,20 @@ def read_labeled_folder(
     )
 
 
-def _assemble(
-    root: Path, entries: Sequence[Entry], decoded: DecodedFolder, findings: Sequence[Finding], how: str
-) -> UserData:
+def assemble(folder: Listed, decoded: DecodedFolder) -> UserData:
+    """The images of a folder, once they are decoded, as user data."""
+    entries = folder.entries
     unreadable = [(e.file, h) for e, h in zip(entries, decoded.headers, strict=True) if isinstance(h, Unreadable)]
     readable = [(e, h) for e, h in zip(entries, decoded.headers, strict=True) if isinstance(h, Header)]
-    findings = [*findings, *_unreadable_files(unreadable)]
+    findings = [*folder.findings, *_unreadable_files(unreadable)]
     try:
         numbered = number_labels(
             [entry.label for entry, _ in readable],
             [entry.part for entry, _ in readable],
             [entry.file for entry, _ in readable],
-            root.resolve().name,
+            folder.name,
             noun="image",
-            how=how,
+            how=folder.how,
         )
     except MixMatchError as error:
         raise _explained(str(error), findings) from None
@@ -187,8 +203,9 @@ def _assemble(
         message = f"no image of {count(len(lost), 'class', 'classes')} can be read: left out ({listed(sorted(lost))})"
         findings.append(Finding("empty-class", message, (), "replace the images"))
     kept = [readable[row] for row in rows]
+    tested = [entry.file for (entry, _), part in zip(kept, numbered.part, strict=True) if part == TEST]
     return UserData(
-        name=root.resolve().name,
+        name=folder.name,
         classes=numbered.classes,
         inputs=images,
         labels=numbered.labels,
@@ -197,6 +214,7 @@ def _assemble(
         findings=(*findings, *numbered.findings),
         sizes=np.array([(header.width, header.height) for _, header in kept], np.int32),
         modes=tuple(header.mode for _, header in kept),
+        test_folder=None if not folder.sorted else tested[0].split("/")[0] if tested else TEST,
     )
 
 

@@ -10,13 +10,13 @@ import os
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,9 @@ Callback = Callable[[int, int], None]
 
 In = TypeVar("In")
 Out = TypeVar("Out")
+
+Shape = tuple[int, int, int]
+"""Height, width, channels."""
 
 Identity = tuple[str, int, int]
 """Path, size and time of change: a file for which they are the same is taken to be the same."""
@@ -291,17 +294,45 @@ def _decode_to(
     known: DecodedFolder | None,
     progress: Callback | None,
 ) -> list[Header | Unreadable]:
-    """Decode the files into one .npy file, a row for each readable one, or copy the row of one decoded before.
-
-    So a user who labels a few more images waits for those images only.
-    """
+    """Decode the files into one .npy file. What is `known` is copied, so a user who labels a few more images waits for
+    those images only."""
     before = dict(zip(known.identities, known.headers, strict=True)) if known is not None else {}
+    shape = shape_of(root, identities, image_size, channels, before)
+    headers = decode_rows(path, root, identities, shape, known, progress)
+    if isinstance(headers[0], Unreadable) and not any(isinstance(header, Header) for header in headers):
+        example = f"{identities[0][0]}: {headers[0].reason}"
+        raise MixMatchError(f"none of the images in {root} can be read, for example {example}")
+    return headers
+
+
+def shape_of(
+    root: Path,
+    identities: Sequence[Identity],
+    image_size: int | None,
+    channels: int | None,
+    before: Mapping[Identity, Header | Unreadable] | None = None,
+) -> Shape:
+    """(height, width, channels) that files are decoded to: what is not given follows from all their headers."""
     if image_size is None or channels is None:
-        probed = parallel_map(lambda i: before.get(i) or probe(root / i[0]), identities)
+        known = before or {}
+        probed = parallel_map(lambda i: known.get(i) or probe(root / i[0]), identities)
         readable = [header for header in probed if isinstance(header, Header)]
         image_size = image_size or default_size(readable)
         channels = channels or (1 if readable and all(header.gray for header in readable) else 3)
-    shape = (image_size, image_size, channels)
+    return image_size, image_size, channels
+
+
+def decode_rows(
+    path: Path,
+    root: Path,
+    identities: Sequence[Identity],
+    shape: Shape,
+    known: DecodedFolder | None = None,
+    progress: Callback | None = None,
+    workers: int | None = None,
+) -> list[Header | Unreadable]:
+    """Decode the files into one .npy file, a row for each readable one, or copy the row of one decoded before."""
+    before = dict(zip(known.identities, known.headers, strict=True)) if known is not None else {}
     rows = known.rows() if known is not None and known.images.shape[1:] == shape else {}
     large = threading.Lock()
 
@@ -316,7 +347,7 @@ def _decode_to(
     headers: list[Header | Unreadable] = []
 
     def pixels() -> Iterator[npt.NDArray[np.uint8]]:
-        for image, header in parallel_map(row_of, identities):
+        for image, header in parallel_chunks(lambda some: [row_of(i) for i in some], identities, workers=workers):
             headers.append(header)
             if image is not None:
                 yield image[None]
@@ -324,9 +355,6 @@ def _decode_to(
                 progress(len(headers), len(identities))
 
     write_rows(path, (len(identities), *shape), pixels())
-    if isinstance(headers[0], Unreadable) and not any(isinstance(header, Header) for header in headers):
-        example = f"{identities[0][0]}: {headers[0].reason}"
-        raise MixMatchError(f"none of the images in {root} can be read, for example {example}")
     return headers
 
 
@@ -343,6 +371,11 @@ def _unreadable(error: UnreadableImage) -> Unreadable:
     return Unreadable(str(error), isinstance(error, ImageTooLarge))
 
 
+def headers_from(content: Sequence[dict[str, Any]]) -> tuple[Header | Unreadable, ...]:
+    """From JSON."""
+    return tuple(Unreadable(**header) if "reason" in header else Header(**header) for header in content)
+
+
 def _cached(path: Path) -> DecodedFolder | None:
     """What an earlier call left, if it is whole."""
     try:
@@ -350,7 +383,7 @@ def _cached(path: Path) -> DecodedFolder | None:
         if content["format"] != CACHE_FORMAT:
             return None
         identities = tuple((file, size, changed) for file, size, changed in content["files"])
-        headers = tuple(Unreadable(**h) if "reason" in h else Header(**h) for h in content["headers"])
+        headers = headers_from(content["headers"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
     images = mapped(path)

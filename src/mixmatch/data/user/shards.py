@@ -1,0 +1,195 @@
+"""A folder of images decoded into shards that are memory-mapped, so that what is larger than memory trains.
+
+    DIR/shards.json     the folder it was made of, how it was read, and the hashes of all that follows
+    DIR/000000.json     the files of the first shard, their labels, and what each says of itself or why it is unreadable
+    DIR/000000.npy      the pixels of those that are readable, as the cache of a folder has them
+
+First the lists of files are written, then any process can decode any shard. A shard is finished when its list has the
+hash of its pixels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, astuple
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from mixmatch.data.cache import digest, mapped, new_file
+from mixmatch.data.joined import Joined
+from mixmatch.data.user.folder import Entry, Listed, assemble, list_folder
+from mixmatch.data.user.images import (
+    CACHE_FORMAT,
+    DecodedFolder,
+    Header,
+    Unreadable,
+    decode_rows,
+    headers_from,
+    quiet_pillow,
+    shape_of,
+)
+from mixmatch.data.user.reading import Reading
+from mixmatch.data.user.rows import Finding, UserData
+from mixmatch.errors import MixMatchError
+from mixmatch.storage import replace_durably
+
+INDEX = "shards.json"
+SHARD_SIZE = 50_000
+"""Images per shard: 150 MB of 32 x 32 pixels, 1.4 GB of 96 x 96."""
+
+AGAIN = "the same mixmatch data shard command continues it"
+
+
+class Order(NamedTuple):
+    """What it takes to decode a shard, but for its list of files. It can be sent to another process."""
+
+    out: str
+    root: str
+    shape: tuple[int, int, int]
+
+
+class Tally(NamedTuple):
+    """What became of a shard."""
+
+    number: int
+    images: int
+    unreadable: int
+    kept: bool
+    """Whether it was there already, whole."""
+
+
+def is_shards(path: Path) -> bool:
+    return (path / INDEX).is_file()
+
+
+def begin(
+    path: Path, out: Path, labels_file: str | None, image_size: int | None, shard_size: int
+) -> tuple[Order, int, int]:
+    """List the files of each shard; returns what it takes to decode them, how many shards and how many files there are.
+    What an earlier start left is kept where the files are the same."""
+    Reading(image_size=image_size)  # refuses what is out of range
+    if shard_size < 1:
+        raise MixMatchError(f"shard_size={shard_size} must be 1 or more")
+    if is_shards(path):
+        raise MixMatchError(f"{path} is a folder of shards already")
+    folder = list_folder(path, labels_file)
+    listed = digest(json.dumps([astuple(entry) for entry in folder.entries]))
+    about = {"format": CACHE_FORMAT, "source": str(folder.root.resolve()), "image_size": image_size, "listed": listed}
+    before = _load(out / INDEX) or {}
+    if before.get("source", about["source"]) != about["source"]:
+        raise MixMatchError(f"{out} holds shards of {before['source']}: choose another out=")
+    if not before and out.is_dir() and any(out.iterdir()):
+        raise MixMatchError(f"{out} holds something else: choose another out=")
+    if about.items() <= before.items():  # looking into every file again would take long
+        shape = tuple(before["shape"])
+    else:
+        shape = shape_of(folder.root, [entry.identity for entry in folder.entries], image_size, None)
+    about |= {"shape": list(shape), "name": folder.name, "how": folder.how, "sorted": folder.sorted}
+    about |= {"findings": [found.as_dict() for found in folder.findings], "shards": None}
+    _save(out / INDEX, about)
+    starts = range(0, len(folder.entries), shard_size)
+    for number, start in enumerate(starts):
+        entries = [list(astuple(entry)) for entry in folder.entries[start : start + shard_size]]
+        if (_load(_list(out, number)) or {}).get("entries") != entries:
+            _save(_list(out, number), {"entries": entries})
+    for file in [file for file in out.glob("[0-9]*.*") if int(file.stem) >= len(starts)]:  # when shards were smaller
+        file.unlink()
+    return Order(str(out.absolute()), str(folder.root.resolve()), cast(Any, shape)), len(starts), len(folder.entries)
+
+
+def decode_shard(order: Order, number: int, workers: int = 1) -> Tally:
+    """Decode a shard, unless it is there and its pixels have the hash they had."""
+    path = Path(order.out, f"{number:06}.npy")
+    if (content := _load(_list(path.parent, number))) is None:
+        raise MixMatchError(f"{_list(path.parent, number)} is gone; every machine must see that folder")
+    entries = [Entry(*entry) for entry in content["entries"]]
+    images = mapped(path)
+    kept = images is not None and images.shape[1:] == order.shape and content.get("sha256") == _sha256(path)
+    if not kept:
+        with quiet_pillow(), new_file(path, f"shard {number}", "choose another out=") as part:
+            identities = [entry.identity for entry in entries]
+            headers = decode_rows(part, Path(order.root), identities, order.shape, workers=workers)
+            sha256 = _sha256(part)
+        content |= {"headers": [asdict(header) for header in headers], "sha256": sha256}
+        _save(_list(path.parent, number), content)
+    unreadable = sum("reason" in header for header in content["headers"])
+    return Tally(number, len(entries) - unreadable, unreadable, kept)
+
+
+def finish(out: Path, shards: int) -> None:
+    """When all shards are there: their hashes, which make the folder whole."""
+    about = _load(out / INDEX)
+    lists = [_load(_list(out, number)) for number in range(shards)]
+    if about is None or any(content is None or "sha256" not in content for content in lists):
+        raise MixMatchError(f"{out} lost some of its shards meanwhile: {AGAIN}")
+    hashes = [[_sha256(_list(out, n)), content["sha256"]] for n, content in enumerate(lists) if content is not None]
+    _save(out / INDEX, about | {"shards": hashes})
+
+
+def read_shards(path: Path, *, verify: bool = False) -> UserData:
+    """User data as `read_folder` would read it from the folder that the shards were made of, pixels memory-mapped.
+
+    Lists are checked by their hashes, pixels by their number; `verify` reads all pixels to check their hashes, too.
+    """
+    about = _load(path / INDEX)
+    if about is None or about.get("format") != CACHE_FORMAT:
+        raise MixMatchError(f"{path / INDEX} is damaged or of another version: make the shards again elsewhere")
+    if about["shards"] is None:
+        raise MixMatchError(f"{path} is not finished: {AGAIN}")
+    parts, entries, headers = [], list[Entry](), list[Header | Unreadable]()
+    for number, (list_hash, pixels_hash) in enumerate(about["shards"]):
+        pixels, list_file = path / f"{number:06}.npy", _list(path, number)
+        content, images = _load(list_file), mapped(pixels)
+        if content is None or _sha256(list_file) != list_hash:
+            raise MixMatchError(f"{list_file} is missing or damaged: {AGAIN}")
+        found = headers_from(content["headers"])
+        readable = sum(isinstance(header, Header) for header in found)
+        whole = images is not None and images.shape == (readable, *about["shape"])
+        if images is None or not whole or (verify and _sha256(pixels) != pixels_hash):
+            raise MixMatchError(f"{pixels} is missing or damaged: {AGAIN}")
+        parts.append(images)
+        entries += [Entry(*entry) for entry in content["entries"]]
+        headers += found
+    findings = [Finding(**{**found, "files": tuple(found["files"])}) for found in about["findings"]]
+    folder = Listed(path, about["name"], entries, findings, about["how"], about["sorted"])
+    decoded = DecodedFolder(cast(Any, Joined(parts)), tuple(e.identity for e in entries), tuple(headers))
+    return assemble(folder, decoded)
+
+
+def unreadable_files(out: Path, shards: int) -> Iterator[tuple[str, str]]:
+    """The files that could not be decoded, and why."""
+    for number in range(shards):
+        content = _load(_list(out, number)) or {"entries": [], "headers": []}
+        for entry, header in zip(content["entries"], content["headers"], strict=True):
+            if "reason" in header:
+                yield entry[0], header["reason"]
+
+
+def _list(out: Path, number: int) -> Path:
+    return out / f"{number:06}.json"
+
+
+def _load(file: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _save(file: Path, content: dict[str, Any]) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_durably(file, json.dumps(content).encode())
+    except OSError as error:
+        raise MixMatchError(f"cannot write {file}: {error.strerror or error}") from None
+
+
+def _sha256(file: Path) -> str | None:
+    try:
+        with file.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError:
+        return None

@@ -1,0 +1,136 @@
+"""A folder decoded into shards trains as the folder itself; killed and begun again, damaged and mended."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jobs import wait_until
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import mixmatch
+from mixmatch.data import read_user_data
+from mixmatch.data.user.folder import read_folder
+from mixmatch.data.user.shards import begin, read_shards
+from mixmatch.errors import MixMatchError
+from mixmatch.execution.decode import shard_folder
+from mixmatch.training.progress import Quiet
+
+DIGITS = load_digits()
+FILES, SHARD = 300, 40
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Digits, a few labeled, some to test on, some broken."""
+    folder = tmp_path_factory.mktemp("data") / "photos"
+    for number in range(FILES):
+        label = DIGITS.target[number] % 3
+        place = f"{label}" if number < 60 else f"test/{label}" if number < 120 else "unlabeled"
+        file = folder / place / f"{number:05}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.rint(DIGITS.images[number] * (255 / 16)).astype(np.uint8)).resize((32, 32)).save(file)
+        if number % 97 == 5:
+            file.write_bytes(b"broken")
+    return folder
+
+
+def same(a: Any, b: Any) -> None:
+    for field in dataclasses.fields(a):
+        ours, theirs = getattr(a, field.name), getattr(b, field.name)
+        if isinstance(ours, np.ndarray):
+            np.testing.assert_array_equal(np.array(theirs), ours)
+        else:
+            assert theirs == ours, field.name
+
+
+def test_shards_train_as_the_folder(photos: Path, tmp_path: Path) -> None:
+    """To the last bit, report included; pixels stay where they are."""
+    done = shard_folder(photos, tmp_path / "shards", shard_size=SHARD, processes=1)
+    assert done == (FILES - 4, 4, 8, 0)
+    read = read_user_data(tmp_path / "shards")
+    same(read_folder(photos), read)
+    assert not isinstance(read.inputs, np.ndarray)
+    assert not isinstance(read.train.inputs, np.ndarray)
+    settings = {"steps": 6, "eval_every": 3, "network": "wrn-10-1", "batch_size": 8, "baseline": False}
+    records = [
+        mixmatch.train(data, out=tmp_path / name, device="cpu", reporter=Quiet(), **settings)
+        for name, data in (("a", photos), ("b", tmp_path / "shards"))
+    ]
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
+    assert models[0] == models[1]
+    assert records[0]["last_error"] == records[1]["last_error"]
+    assert records[0]["verdict"] == records[1]["verdict"]
+
+
+def test_killed_begun_again_damaged_and_mended(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "shards"
+    words = [sys.executable, "-m", "mixmatch", "data", "shard", photos, "--out", out, "--shard-size", "6"]
+    command = [*map(str, words), "--json"]
+    lists = lambda: [file for file in out.glob("0*.json") if "sha256" in file.read_text()]  # noqa: E731
+    first = subprocess.Popen(command, stderr=subprocess.DEVNULL, process_group=0)
+    try:
+        wait_until(lambda: len(lists()) >= 2)
+    finally:
+        first.kill()
+        first.wait(timeout=60)
+    wait_until(lambda: not group_lives(first.pid))  # its processes end with it
+    kept = {file: file.with_suffix(".npy").stat().st_mtime_ns for file in lists()}
+    assert 2 <= len(kept) < FILES // 6
+    with pytest.raises(MixMatchError, match="is not finished: the same mixmatch data shard command continues it"):
+        read_shards(out)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert again.returncode == 0, again.stderr
+    summary = json.loads(again.stdout)
+    assert (summary["images"], summary["shards"], summary["finished_before"]) == (FILES - 4, 50, len(kept))
+    assert len(summary["unreadable_files"]) == 4
+    assert "4 images cannot be read: left out (2/00005.png: not a JPEG" in again.stderr
+    assert kept == {file: file.with_suffix(".npy").stat().st_mtime_ns for file in kept}
+    same(read_folder(photos), read_shards(out, verify=True))
+
+    damaged = out / "000007.npy"
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    read_shards(out)  # pixels are not read
+    with pytest.raises(MixMatchError, match=r"000007.npy is missing or damaged: the same mixmatch data shard command"):
+        read_shards(out, verify=True)
+    assert shard_folder(photos, out, shard_size=6, processes=1).finished_before == 49
+    same(read_folder(photos), read_shards(out, verify=True))
+    (out / "000003.json").write_text("{}")
+    with pytest.raises(MixMatchError, match=r"000003.json is missing or damaged"):
+        read_shards(out)
+
+
+def group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_what_is_refused(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    begin(photos / "test", tmp_path / "shards", None, 32, SHARD)
+    for path, out, options, why in (
+        (photos, "full", {}, "holds something else: choose another out="),
+        (photos, "shards", {}, "holds shards of .*test: choose another out="),
+        (tmp_path / "shards", "more", {}, "is a folder of shards already"),
+        (photos, "new", {"shard_size": 0}, "shard_size=0 must be 1 or more"),
+        (photos, "new", {"image_size": 7}, "image_size=7"),
+        (tmp_path / "missing", "new", {}, "there is no folder"),
+    ):
+        with pytest.raises(MixMatchError, match=why):
+            shard_folder(path, tmp_path / out, **options)
+    with pytest.raises(MixMatchError, match="image_size= is not for a folder of shards"):
+        mixmatch.train(tmp_path / "shards", image_size=32, out=tmp_path / "run")
