@@ -200,14 +200,7 @@ def _open(work: Work, bar: Bar, warn: Callable[[str], None]) -> Data:
     with bar("reading images") as progress:
         read = data_.read_user_data(Path(settings.data), Reading.of(settings.data_options), progress=progress)
     if not began:
-        method = work.method or settings.build_method()
-        for finding in read.findings:
-            text = f"{finding.message}: {finding.advice}" if finding.advice else finding.message
-            if finding.kind != "no-unlabeled":
-                if finding.severity != "info":
-                    warn(text)
-            elif method.views and settings.unlabeled != "all":
-                raise MixMatchError(text)
+        session.say_findings(read, settings, work.method or settings.build_method(), warn)
     with bar("embedding images") if settings.features != "none" else nullcontext() as progress:
         return session.user_data(read, settings, work.job.device, progress)
 

@@ -50,6 +50,11 @@ def test_a_sweep_from_beginning_to_end(call: Call) -> None:
 
 
 def test_errors(call: Call) -> None:
+    np.savez("labeled.npz", x=np.random.default_rng(0).normal(size=(20, 4)), y=np.arange(20) % 2)
+    result = call("tune", "labeled.npz", "--out", "new")
+    assert (result.code, result.out) == (2, "")
+    assert "unlabeled" in result.err
+    assert not Path("new").exists()
     for words, message in {
         ("--search", "lambda_v=1..2"): "unknown setting 'lambda_v': did you mean 'lambda_u'?",
         ("--only",): "--only needs --search: say what to search",

@@ -61,6 +61,7 @@ def test_a_node_is_lost(
     assert out == ""
     assert "(raylet" in err
     assert share_of(connect(cluster.address), {"auto"}).threads == 1
+    assert Ray(cluster.address).places("auto") in (1, 2)  # the lost one may be counted for a while
     assert sorted(begun) == [0, 1, 2, 3]
     error = outcomes.pop(3)
     assert isinstance(error, MixMatchError)

@@ -46,7 +46,7 @@ def tune(
     data: Annotated[
         str, typer.Argument(metavar="DATA", help="A data set ([b]mixmatch data list[/b]) or your own data.")
     ],
-    settings: dict[str, Any],
+    *,
     trials: Annotated[
         int | None,
         typer.Option(
@@ -79,6 +79,7 @@ def tune(
         int | None,
         typer.Option(help="Steps between checkpoints (default: one per minute).", rich_help_panel=SWEEP),
     ] = None,
+    settings: dict[str, Any],
     data_dir: DataDir = None,
     device: Device = "auto",
     ray: RayCluster = None,

@@ -175,6 +175,17 @@ def embedded(
     return replace(data, source=source)
 
 
+def say_findings(read: UserData, settings: Settings, method: Method, warn: Callable[[str], None]) -> None:
+    """Say what was left out of user data. A method that learns from unlabeled rows is refused where there are none."""
+    for finding in read.findings:
+        text = f"{finding.message}: {finding.advice}" if finding.advice else finding.message
+        if finding.kind != "no-unlabeled":
+            if finding.severity != "info":
+                warn(text)
+        elif method.views and settings.unlabeled != "all":
+            raise MixMatchError(text)
+
+
 def user_data(read: UserData, settings: Settings, device: str = "auto", progress: Callback | None = None) -> Data:
     """User data that was read, split as the settings say, embedded if they say so."""
     if settings.labels != "all" or settings.valid:

@@ -155,11 +155,12 @@ class Driver:
         returns why."""
         runs, trial = self.sweep.runs(number), self._trial(number)
         known = trial.storage.get_trial(trial._trial_id).intermediate_values
+        asked = number == 0 or any(run.asked_to_end() is not None for run in runs)
         for step, error in self._trace(number):
             if step in known:
                 continue
             trial.report(error, step)
-            if number != 0 and step < self.sweep.folds * self.sweep.settings.steps and trial.should_prune():
+            if not asked and step < self.sweep.folds * self.sweep.settings.steps and trial.should_prune():
                 why = f"its validation error of {error:.2f} % is above the median of the others by then"
                 for run in runs:
                     run.ask_to_end(why)
@@ -271,7 +272,7 @@ def tune(
         if limit is not None and limit <= 0:
             raise MixMatchError(f"{name}={limit} must be above 0")
     trials = TRIALS if trials is None and minutes is None else trials
-    sweep = make_sweep(data, given, reading, out, search, only, **options)
+    sweep = make_sweep(data, given, reading, out, search, only, say, **options)
     with held(sweep.out):
         driver = Driver(sweep, open_study(sweep), executor or Here(), say, reporter)
         for text in filter(None, (sweep.note, f"trials are compared by {sweep.chosen_by}")):

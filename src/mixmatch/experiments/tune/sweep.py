@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from mixmatch.text import count
 from mixmatch.training.plan import plan
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record, RunFolder
-from mixmatch.training.session import Job, Work, open_data, user_data
+from mixmatch.training.session import Job, Work, open_data, say_findings, user_data
 
 PAPERS_VALID = 5000
 """Validation images of the paper, Section 4.1."""
@@ -131,6 +131,7 @@ def make_sweep(
     out: Path | None,
     search: Sequence[str],
     only: bool,
+    say: Callable[[str], None],
     **options: Any,
 ) -> Sweep:
     given = {name: value for name, value in given.items() if value is not None}
@@ -150,6 +151,8 @@ def make_sweep(
         valid = for_validation(whole, {}, job.settings.seed)
         return Sweep(out, job, space, (len(valid.split.valid),), fingerprint(whole), note=work.note)
     read = read_user_data(Path(data), Reading.of(job.settings.data_options))
+    if not out.exists():
+        say_findings(read, job.settings, job.settings.build_method(), say)
     whole = user_data(read, job.settings, job.device)
     folds = number_of_folds(whole)
     if folds == 0:
