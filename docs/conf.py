@@ -22,7 +22,9 @@ version = release = mixmatch.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build", "README.md"]
 default_role = "code"  # docstrings have single backquotes, as Markdown does
-nitpicky = False
+highlight_language = "text"  # of blocks that name none
+smartquotes = False  # two dashes are an option
+python_maximum_signature_line_length = 100
 suppress_warnings = ["myst.header"]  # cards of methods begin their sections where it suits them
 
 myst_heading_anchors = 4
@@ -50,6 +52,8 @@ def contents(text: str) -> str:
     for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
         pages = re.findall(r"\]\(([\w/-]+)\.md\)", section)
         caption = section.splitlines()[0]
+        if caption == "Reference":
+            pages += ["reference/python", "reference/commands"]
         if pages:
             trees.append("\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```"]))
     return "\n\n".join(trees)
@@ -58,6 +62,7 @@ def contents(text: str) -> str:
 def read(app: Any, name: str, source: list[str]) -> None:
     """The first page is README.md; links that lead out of this folder point to the code, or are plain text."""
     if name == "index":
+        app.env.note_dependency(str(DOCS / "README.md"))
         text = (DOCS / "README.md").read_text()
         source[0] = f"{text}\n\n{contents(text)}\n"
     here = (DOCS / name).parent

@@ -59,7 +59,10 @@ def _is_equation(thing: Any) -> bool:
 
 def _auto(module: str, name: str, thing: Any) -> str:
     kind = "autoclass" if inspect.isclass(thing) else "autofunction"
-    members = "\n   :members:" if kind == "autoclass" and name != "MixMatchClassifier" else ""
+    members = "\n   :members:" if kind == "autoclass" else ""
+    if name == "MixMatchClassifier":  # every setting is a parameter: too many to show
+        name = "MixMatchClassifier(method='mixmatch', *, network='auto', random_state=None, verbose=False, **settings)"
+        members = "\n   :members: fit, predict, predict_proba, score"
     return f"```{{eval-rst}}\n.. {kind}:: {module}.{name}{members}\n```"
 
 

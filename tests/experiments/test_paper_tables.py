@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from mixmatch.experiments import records
-from mixmatch.experiments.paper_tables import Cell, find_cells, results_page, table_markdown, target_of
+from mixmatch.experiments.headline import results_page
+from mixmatch.experiments.paper_tables import Cell, find_cells, table_markdown, target_of
 from mixmatch.experiments.tables import TABLES, Row, Table, Target
 from mixmatch.settings import resolve
 
@@ -385,7 +386,7 @@ def test_a_table_of_ones_own() -> None:
 
 def test_the_page_of_results_is_up_to_date() -> None:
     """Run `mixmatch results --output docs/results.md` if this fails."""
-    page = results_page(records.load_all(ROOT / "results", pytest.fail))
+    page = results_page(records.load_all(ROOT / "results", pytest.fail), Path("images/error-over-minutes.png"))
     assert (ROOT / "docs/results.md").read_text() == page
 
 

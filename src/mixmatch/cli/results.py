@@ -9,7 +9,11 @@ import typer
 
 from mixmatch.cli.options import say, show, warn
 from mixmatch.errors import MixMatchError
-from mixmatch.experiments import figures, paper_tables, records
+from mixmatch.experiments import figures, headline, records
+from mixmatch.experiments.headline import results_page
+
+PICTURE = Path("images") / "error-over-minutes.png"
+"""Where the figure of the page is, beside it."""
 
 
 def results(
@@ -20,6 +24,8 @@ def results(
     ] = None,
 ) -> None:
     """Write the page of all results, or draw a run's error over its steps, from the records and nothing else.
+
+    With --output the page's figure, error over minutes, is written to images/ beside it.
 
     Examples:
 
@@ -39,12 +45,16 @@ def results(
         return
     if not folder.is_dir():
         raise MixMatchError(f"there is no folder of records {folder}")
-    text = paper_tables.results_page(records.load_all(folder, warn))
+    found = records.load_all(folder, warn)
     if output is None:
-        show(text, end="")
-    else:
-        try:
-            output.write_text(text)
-        except OSError as error:
-            raise MixMatchError(f"{output} cannot be written ({error.strerror})") from None
-        say(f"wrote {output}")
+        show(results_page(found), end="")
+        return
+    picture = PICTURE if headline.to_draw(found) else None
+    if picture is not None:
+        headline.draw(found, output.parent / picture)
+        say(f"wrote {output.parent / picture}")
+    try:
+        output.write_text(results_page(found, picture))
+    except OSError as error:
+        raise MixMatchError(f"{output} cannot be written ({error.strerror})") from None
+    say(f"wrote {output}")

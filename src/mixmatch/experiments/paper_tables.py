@@ -179,19 +179,13 @@ paper.
   [other runs](#other-runs)."""
 
 
-def results_page(records: Sequence[Record]) -> str:
-    """docs/results.md: every table of the paper, then all other runs."""
-    parts = [
-        "# Results",
-        "Generated from the records in `results/` by `mixmatch results --output docs/results.md`; do not edit.",
-        "## The paper's tables",
-        LEGEND,
-    ]
+def tables_and_others(records: Sequence[Record]) -> list[str]:
+    """Every table of the paper, then all other runs, as parts of a page."""
+    parts = ["## The paper's tables", LEGEND]
     for name, table in TABLES.items():
         parts += [f"### {table.title}", f"`mixmatch reproduce {name}`. {table.note}".strip()]
         parts.append(table_markdown(table, records))
-    parts += ["## Other runs", OTHER, *other_runs(not_in(TABLES.values(), records))]
-    return "\n\n".join(parts) + "\n"
+    return [*parts, "## Other runs", OTHER, *other_runs(not_in(TABLES.values(), records))]
 
 
 def not_in(

@@ -109,7 +109,7 @@ def evaluate(
 
     Args:
         run: a run folder; for new data, a model.safetensors file does as well.
-        new: new labeled data: a folder (DIR/CLASS/*), an array (.npz, .npy) or a table (.csv, .parquet), as for
+        new: new labeled data: a folder (`DIR/CLASS/*`), an array (.npz, .npy) or a table (.csv, .parquet), as for
             `train`. If it has a test part, that part is used. Classes are matched by name.
         data: where the run's own data is now, if it has moved.
         data_dir: where the files of a published data set are.

@@ -1,0 +1,162 @@
+"""The few numbers that matter, from all records: how far each method has come beside what was published, as a table and
+as error over minutes."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mixmatch import plotting
+from mixmatch.data import SOURCES
+from mixmatch.errors import MixMatchError
+from mixmatch.experiments.paper_tables import find_runs, tables_and_others
+from mixmatch.experiments.records import minutes
+from mixmatch.experiments.tables import TABLES, Row, Target, full_steps, label_count
+from mixmatch.plotting import COLORS
+from mixmatch.settings import Labels
+from mixmatch.training.run import Record
+
+SHOWN = (("cifar10", "mixmatch"), ("successors", None), ("svhn", "mixmatch"), ("pate", "mixmatch"))
+"""Tables, and the method of each that is shown; None: all of them."""
+CURVES = ("cifar10", 250)
+"""The cell whose runs are drawn."""
+
+
+class Standing(NamedTuple):
+    """How far the runs of a cell have come: those with the most steps, all of one precision."""
+
+    row: Row
+    labels: Labels
+    metric: str
+    runs: list[Record]
+
+    @property
+    def steps(self) -> int:
+        return int(self.runs[0]["steps"])
+
+    @property
+    def complete(self) -> bool:
+        """Whether they took as many steps as the paper's."""
+        return self.steps == full_steps(self.row.data)
+
+    @property
+    def values(self) -> list[float]:
+        """A number per run, in percent: the paper's median, or of shorter runs the end."""
+        errors = [run["error" if self.complete else "last_error"] for run in self.runs]
+        return errors if self.metric == "error" else [100 - error for error in errors]
+
+    @property
+    def target(self) -> Target | None:
+        return self.row.targets[self.labels]
+
+
+def standings(records: Sequence[Record]) -> Iterator[Standing]:
+    """Each cell that has runs."""
+    for name, method in SHOWN:
+        table = TABLES[name]
+        for row in table.rows:
+            if method not in (None, row.method):
+                continue
+            for labels in row.targets:
+                steps = {r["steps"] for r in records if (r["data"], r["method"]) == (row.data, row.method)}
+                for count in sorted(steps, reverse=True):
+                    found = find_runs(row, labels, records, count)
+                    if found:
+                        yield Standing(row, labels, table.metric, max(found.values(), key=len))
+                        break
+
+
+def headline(records: Sequence[Record]) -> str:
+    """A table: of each cell the longest runs, and what was published after all steps."""
+    lines = ["| | labels | steps | ours, % | seeds | published, % |", "|---|---|---|---|---|---|"]
+    for each in standings(records):
+        values, data = each.values, SOURCES[each.row.data.removesuffix("-test")].title
+        ours = f"{statistics.mean(values):.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
+        seeds = f"{len(values)} of {len(each.row.seeds_of(each.labels))}"
+        share = full_steps(each.row.data) // each.steps
+        steps = f"{each.steps:,}" + ("" if share == 1 else f" (1/{share})")
+        what = f"{each.row.name}, {data}{', right' if each.metric == 'accuracy' else ''}"
+        ours = f"**{ours}**" if each.complete else ours
+        lines.append(f"| {what} | {label_count(each.labels)} | {steps} | {ours} | {seeds} | {each.target or ''} |")
+    return "\n".join(lines)
+
+
+IN_SHORT = """\
+Of each cell the longest runs there are, beside what was published. In bold: all of the paper's steps, the median of
+the last 20 evaluations; else the error at the end of shorter runs, which is no verdict. Several seeds: mean ±
+deviation."""
+
+FIGURE = """\
+![Test error over minutes of training, a line per seed, with the published numbers dotted]({picture})
+
+Minutes are as the runs took them. Several shared a GPU, so each alone would have been faster: [what a step
+costs](performance.md)."""
+
+
+def results_page(records: Sequence[Record], picture: Path | None = None) -> str:
+    """docs/results.md: the few numbers that matter with their figure, every table of the paper, then all other runs."""
+    parts = [
+        "# Results",
+        "Generated from the records in `results/` by `mixmatch results --output docs/results.md`; do not edit.",
+        "## In short",
+        IN_SHORT,
+        headline(records),
+        *([FIGURE.format(picture=picture.as_posix())] if picture is not None else []),
+        *tables_and_others(records),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def to_draw(records: Sequence[Record]) -> dict[str, Standing]:
+    """What the figure shows: of each method its longest compiled runs."""
+    data, labels = CURVES
+    compiled = [r for r in records if (r.get("engine") or {}).get("compiled") and len(r["curve"]) > 1]
+    return {e.row.name: e for e in standings(compiled) if (e.row.data, e.labels) == (data, labels)}
+
+
+def draw(records: Sequence[Record], path: Path) -> None:
+    """Error over minutes, and what was published, dotted."""
+    (data, labels), found = CURVES, to_draw(records)
+    if not found:
+        raise MixMatchError(f"there is no record of a compiled run on {data} with {labels} labels to draw")
+    figure, axes = plotting.pyplot().subplots(figsize=(8, 4.4), layout="constrained")
+    ends = []
+    for number, (name, each) in enumerate(found.items()):
+        color = COLORS[number % len(COLORS)]
+        for run in each.runs:
+            points = [point["error"] for point in run["curve"] if point["step"]]
+            times = [time for time, point in zip(minutes(run), run["curve"], strict=True) if point["step"]]
+            axes.plot(times, points, color=color, linewidth=1.5 if len(each.runs) == 1 else 1.1, alpha=0.9)
+        value = statistics.mean(each.values)
+        after = "" if each.complete else f",\n{each.steps:,} steps"
+        ends.append((value, f"{name} {value:.2f} %{after}", color))
+        if each.target is not None:
+            axes.axhline(each.target.value, color=color, linewidth=1, linestyle=":")
+            if each.target.deviation:
+                low, high = (each.target.value + sign * each.target.deviation for sign in (-1, 1))
+                axes.axhspan(low, high, color=color, alpha=0.12, linewidth=0)
+            ends.append((each.target.value, f"published {each.target} %", color))
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(lambda tick, _: f"{tick:g}")
+    ticks = [5, 10, 20, 50, 90]
+    axes.set_yticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.set_ylim(4, 95)
+    axes.set(xlabel="minutes of training", ylabel="test error, %")
+    title = f"{SOURCES[data].title}, {labels} labels: a line per seed; dotted, what was published after all steps"
+    axes.set_title(title, loc="left", fontsize=10)
+    plotting.tidy(axes)
+    _name_ends(axes, ends)
+    plotting.save(figure, path)
+
+
+def _name_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Beside the axes, whose scale is logarithmic: each text is a fifth above the one below."""
+    place = 0.0
+    for end, text, color in sorted(ends):
+        place = max(end, place * 1.22)
+        where: Any = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
+        axes.annotate(text, (1.01, place), color=color, fontsize=8.5, **where)
