@@ -14,9 +14,10 @@ from labeling import OURS, PORT, TOKEN, client_of, opened
 from PIL import Image
 from starlette.testclient import TestClient
 
+from mixmatch.label.answers import BODY
 from mixmatch.label.desk import Desk
 from mixmatch.label.safety import Guard
-from mixmatch.label.server import BODY, make_app
+from mixmatch.label.server import make_app
 
 NOT_PICTURES = (b"", b"99", b"-1", b"1,1", b'"1"', b"1.0", b"true", b"1e99")
 LABEL = {"changes": [{"id": "request-1", "n": [2], "label": "cat", "before": None}]}

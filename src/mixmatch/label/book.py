@@ -12,7 +12,7 @@ import threading
 import time
 import unicodedata
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,6 +138,42 @@ class Book:
                 self._apply(events[-1])
             self._commit(events, applied=True)
 
+    def import_labels(
+        self, who: str, id: str, labels: Sequence[tuple[str, str]], tests: Collection[str]
+    ) -> dict[str, int]:
+        """Labels from elsewhere, one event per class. A picture that has another label keeps it, and is in conflict."""
+        with self.lock:
+            state, counts = self.state, {"labeled": 0, "same": 0, "conflicts": 0}
+            if id in state.answered:
+                return counts
+            by_class: dict[str, list[str]] = {}
+            for file, label in labels:
+                name = class_name(label)
+                same = state.similar(name)
+                by_class.setdefault(same.name if same is not None else name, []).append(file)
+            events: list[Event] = []
+            for number, (name, files) in enumerate(by_class.items()):
+                wanted = state.named(name)
+                have = {file for file in files if wanted is not None and state.value(file) == wanted}
+                counts["same"] += len(have)
+                rest = [file for file in files if file not in have]
+                if wanted is None:
+                    events.append(self._event("class", who, do="add", name=name))
+                    self._apply(events[-1])
+                if rest:
+                    change = Change(f"{id}-{number}", rest, name, [None] * len(rest), "import")
+                    events.append(self._label_event(who, change))
+                    self._apply(events[-1])
+                    counts["labeled"] += len(events[-1]["files"])
+                    counts["conflicts"] += len(conflicts_of(events[-1]))
+            if new := sorted(set(tests) - state.tests - state.exam.keys()):
+                events.append(self._event("test", who, files=new))
+                self._apply(events[-1])
+            events.append(self._event("import", who, id, **counts))
+            self._apply(events[-1])
+            self._commit(events, applied=True)
+            return counts
+
     # ----------------------------------------------------------------------------------------------------- undo, redo
 
     def undo(self, who: str, id: str, *, redo: bool = False) -> dict[str, Any]:
@@ -162,7 +198,7 @@ class Book:
                 raise Refused(f"cannot {word}: there is another class '{action['to']}' now")
             event = self._event(word, who, id, of=step.of, files=files, labels=labels, action=action)
             self._commit([event])
-            return {"what": step.what, "files": files, "kept": sorted({*step.files} - {*files})}
+            return {"what": self.state.describe(step), "files": files, "kept": sorted({*step.files} - {*files})}
 
     def _other(self, name: str, besides: str) -> LabelClass | None:
         same = self.state.similar(name)

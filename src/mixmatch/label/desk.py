@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,12 +14,23 @@ from mixmatch.data.cache import digest
 from mixmatch.data.user.folder import Entry, Tree, scan
 from mixmatch.errors import MixMatchError
 from mixmatch.label.book import Book
-from mixmatch.label.exchange import CSV_NAME, take_over, to_csv
+from mixmatch.label.exchange import (
+    CSV_NAME,
+    Found,
+    read_csv,
+    read_folders,
+    read_label_studio,
+    take_over,
+    to_csv,
+    to_folders,
+)
 from mixmatch.label.log import DiskFull
 from mixmatch.label.pictures import CannotShow, Pictures
+from mixmatch.label.thinking import Thinking
+from mixmatch.label.training import Trainings
 from mixmatch.label.view import Body, View
 from mixmatch.storage import replace_durably, temporary
-from mixmatch.text import count, listed
+from mixmatch.text import count, listed, printable
 
 HIDDEN = ".mixmatch-labels"
 """The folder in which everything is kept, inside of the folder of pictures."""
@@ -48,6 +60,8 @@ class Desk:
         self.book = Book(root, home)
         self.view = View(self.book)
         self.pictures = Pictures(home / "thumbnails")
+        self.trainings = Trainings(self.view, home)
+        self.thinking = Thinking(self.view, home)
         self._ended = threading.Event()
         self._scanned = threading.Event()
         self._rescan = threading.Event()
@@ -71,6 +85,8 @@ class Desk:
         """End everything and write what is not written yet."""
         self._ended.set()
         self._rescan.set()
+        self.thinking.close()
+        self.trainings.close()
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(10)
@@ -160,6 +176,8 @@ class Desk:
             if self.book.is_new:
                 self.book.is_new = False
                 self._first_start(tree)
+            if self.view.guesses is None:
+                self.trainings.show_newest()
         if went or changed:
             with suppress(OSError):
                 listing.save(self.home)
@@ -195,6 +213,39 @@ class Desk:
             names = listed(f"{old} is now {new}" for old, new in moves.items())
             self.view.notes["moved"] = f"{count(len(moves), 'labeled picture')} moved and kept the label ({names})"
 
+    # --------------------------------------------------------------------------------------------------------- exchange
+
+    def import_labels(self, who: str, id: str, kind: str, text: str) -> Body:
+        """Labels of a file, or of the folders. A picture that has another label keeps it and is in conflict."""
+        with self.book.lock:
+            if kind == "folders":
+                by_class, tests = read_folders(scan(self.root))
+                pairs = [(file, label) for label, files in by_class.items() for file in files]
+                found = Found([(f, label) for f, label in pairs if f in self.book.listing.numbers], set(tests), [])
+            else:
+                found = (read_csv if kind == "csv" else read_label_studio)(text, self.book.listing.numbers)
+            done = self.book.import_labels(who, id, found.labels, found.tests)
+        return done | {"unknown": found.unknown[:20], "unknown_count": len(found.unknown)}
+
+    def export_folders(self, *, links: bool) -> Body:
+        """Folders per class beside the folder itself, or where that cannot be written to, beside the labels."""
+        name = f"{self.root.resolve().name}-by-class-{time.strftime('%Y%m%d-%H%M%S')}"
+        with self.book.lock:
+            for place in (self.root.resolve().parent, self.home / "export"):
+                target = place / name
+                with suppress(OSError):
+                    target.mkdir(parents=True)
+                    break
+            try:
+                written = to_folders(self.book, target, links=links)
+            except OSError as error:
+                raise MixMatchError(f"cannot write {target}: {error.strerror or error}") from None
+            except MixMatchError:
+                target.rmdir()
+                raise
+            all_labels = sum(mark.value >= 0 for mark in self.book.state.marks.values())
+        return {"to": printable(str(target)), "count": written, "left_out": all_labels - written}
+
     # --------------------------------------------------------------------------------------------------------- keeping
 
     def write_csv(self) -> None:
@@ -209,7 +260,7 @@ class Desk:
 
     def _keep(self) -> None:
         while not self._ended.wait(PAUSE):
-            for task in (self.write_csv, self._remember_contents):
+            for task in (self.write_csv, self._remember_contents, self.trainings.tick):
                 with suppress(OSError, MixMatchError):
                     task()
 

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import json
+import os
+import posixpath
+import re
+import shutil
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from mixmatch.data.user.folder import Entry, Tree, label_by_folder
-from mixmatch.label.book import Book
-from mixmatch.text import count, listed, to_cell
+from mixmatch.label.book import Book, Refused
+from mixmatch.text import count, from_cell, listed, to_cell
 
 CSV_NAME = "labels.csv"
+RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+"""Names that Windows keeps for itself."""
 
 
 class Labeled(NamedTuple):
@@ -41,6 +51,9 @@ def is_text(name: str) -> bool:
     return True
 
 
+# ------------------------------------------------------------------------------------------------------------ elsewhere
+
+
 def to_csv(book: Book) -> bytes:
     """Labels as `--labels-file` reads them; the exam is the test set."""
     out = io.StringIO(newline="")
@@ -51,18 +64,211 @@ def to_csv(book: Book) -> bytes:
     return out.getvalue().encode()
 
 
+def to_label_studio(book: Book) -> bytes:
+    """Tasks with annotations, as Label Studio imports them; pictures by their place below the folder."""
+    tasks = [
+        {
+            "data": {"image": picture.file},
+            "meta": {"part": "test" if picture.is_test else "train"},
+            "annotations": [
+                {
+                    "result": [
+                        {
+                            "from_name": "choice",
+                            "to_name": "image",
+                            "type": "choices",
+                            "value": {"choices": [picture.label]},
+                        }
+                    ]
+                }
+            ],
+        }
+        for picture in labeled(book)
+    ]
+    return json.dumps(tasks, indent=1).encode()
+
+
+def to_folders(book: Book, target: Path, *, links: bool) -> int:
+    """Copies of the labeled pictures, or links to them, in a folder per class; those of the exam under test/. What was
+    labeled stays where it is. Returns how many."""
+    pictures = list(labeled(book))
+    for name in {picture.label for picture in pictures}:
+        check_folder_name(name)
+    for picture in pictures:
+        folder = target / "test" / picture.label if picture.is_test else target / picture.label
+        folder.mkdir(parents=True, exist_ok=True)
+        place = _free(folder / posixpath.basename(picture.file))
+        source = (book.root / picture.file).absolute()
+        if links:
+            place.symlink_to(source)
+        else:
+            shutil.copy2(source, place)
+    return len(pictures)
+
+
+def check_folder_name(name: str) -> None:
+    """Refuse the name of a class that cannot be one of a folder, on any system."""
+    odd = name.startswith(".") or name.endswith((".", " ")) or any(c in name for c in '/\\<>:"|?*')
+    if odd or RESERVED.fullmatch(name) or name.casefold() in ("test", "unlabeled"):
+        raise Refused(f"the class '{name}' cannot be the name of a folder: rename it first")
+
+
+def _free(path: Path) -> Path:
+    """The path, or one with a number where two pictures of a class have the same name."""
+    chosen, number = path, 1
+    while os.path.lexists(chosen):
+        number += 1
+        chosen = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return chosen
+
+
+# ------------------------------------------------------------------------------------------------------- from elsewhere
+
+
+class Found(NamedTuple):
+    """Labels that were read: file, class, whether it is for testing."""
+
+    labels: list[tuple[str, str]]
+    tests: set[str]
+    unknown: list[str]
+    """Files that are named but not there."""
+
+
+def read_csv(text: str, numbers: Mapping[str, int]) -> Found:
+    """A CSV file with the columns `file` and `label`, and `part` if it has one."""
+    text = text.removeprefix("\ufeff")
+    first = text.partition("\n")[0]
+    delimiter = max(",;\t", key=first.count)
+    rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=False))
+    header = [name.strip() for name in rows[0]] if rows else []
+    if "file" not in header or "label" not in header:
+        raise Refused(f"the file needs the columns `file` and `label` (it has {listed(header, 8) or 'none'})")
+    at = {name: header.index(name) for name in ("file", "label", "part") if name in header}
+    named, tests = [], set()
+    for number, row in enumerate(rows[1:], 2):
+        if not any(cell.strip() for cell in row):
+            continue
+        if len(row) != len(header):
+            raise Refused(f"line {number} has {count(len(row), 'field')}, but the header {len(header)}")
+        file, label = from_cell(row[at["file"]].strip()), from_cell(row[at["label"]].strip())
+        if label:
+            named.append((file, label))
+            if "part" in at and row[at["part"]].strip() == "test":
+                tests.add(file)
+    return _matched(named, tests, numbers)
+
+
+def read_label_studio(text: str, numbers: Mapping[str, int]) -> Found:
+    """Label Studio's JSON: the first choice of the first annotation of each task. Names are matched by their end, since
+    it serves files under addresses of its own."""
+    try:
+        tasks = json.loads(text)
+        if isinstance(tasks, dict):
+            tasks = [tasks]
+        named, tests = [], set()
+        for task in tasks:
+            file, label = _image(task), _choice(task)
+            if file and label:
+                named.append((file, label))
+                if isinstance(task.get("meta"), dict) and task["meta"].get("part") == "test":
+                    tests.add(file)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise Refused("this is not Label Studio's JSON: export it there as JSON") from None
+    return _matched(named, tests, numbers)
+
+
+def _image(task: Mapping[str, Any]) -> str:
+    """Where a task's picture is. Label Studio's own address of a local file is /data/local-files/?d=folder/a.jpg."""
+    address = next((v for v in task["data"].values() if isinstance(v, str)), "")
+    parts = urlsplit(address)
+    if "d" in (query := parse_qs(parts.query)):
+        return query["d"][0]
+    return unquote(parts.path) if parts.scheme else address
+
+
+def _choice(task: Mapping[str, Any]) -> str:
+    for annotation in task.get("annotations") or task.get("completions") or ():
+        if annotation.get("was_cancelled"):
+            continue
+        for result in annotation.get("result", ()):
+            if result.get("type") == "choices" and (choices := result["value"]["choices"]):
+                return str(choices[0])
+    return ""
+
+
+def _matched(named: Sequence[tuple[str, str]], tests: set[str], numbers: Mapping[str, int]) -> Found:
+    """Files as the listing has them: exactly, else by the longest end of the path that only one of them has."""
+    ends: dict[str, str | None] = {}
+    by_form = {_form(file): file for file in numbers}
+    for form, known in by_form.items():
+        parts = form.split("/")
+        for i in range(1, len(parts)):
+            end = "/".join(parts[i:])
+            ends[end] = None if end in ends else known
+
+    def find(name: str) -> str | None:
+        form = _form(name)
+        if form in by_form:
+            return by_form[form]
+        parts = form.split("/")
+        for i in range(len(parts)):
+            end = "/".join(parts[i:])
+            if (found := by_form.get(end) or ends.get(end)) is not None:
+                return found
+        return None
+
+    labels, unknown, of_test = dict[str, str](), list[str](), set[str]()
+    for name, label in named:
+        if (file := find(name)) is None:
+            unknown.append(name)
+            continue
+        if labels.setdefault(file, label) != label:
+            raise Refused(f"{name} is there twice, as '{labels[file]}' and as '{label}'")
+        if name in tests:
+            of_test.add(file)
+    return Found(list(labels.items()), of_test, unknown)
+
+
+def _form(name: str) -> str:
+    """One form for a path, however it is written."""
+    return unicodedata.normalize("NFC", posixpath.normpath(name.replace("\\", "/"))).lstrip("/")
+
+
+# --------------------------------------------------------------------------------------------------------- first start
+
+
+def read_folders(tree: Tree) -> tuple[dict[str, list[str]], list[str]]:
+    """Files by class as folders say it, and those of the test set."""
+    entries: Sequence[Entry] = label_by_folder(tree)[0]
+    by_class: dict[str, list[str]] = {}
+    for entry in entries:
+        if entry.label is not None:
+            by_class.setdefault(entry.label, []).append(entry.file)
+    return by_class, [entry.file for entry in entries if entry.part == "test" and entry.label is not None]
+
+
 def take_over(book: Book, who: str, tree: Tree) -> str:
-    """Take over the classes that folders say, at the first start; returns what was done, in words.
+    """Take over the labels a folder has at the first start: those of its labels.csv, else what folders say. Returns
+    what was done, in words.
 
     Where every picture lies in some folder, none would be left to label: then the folders may as well be years or
     cameras, and nothing is taken before somebody asks for it.
     """
-    entries, _ = label_by_folder(tree)
-    by_class, tests = _by_class(entries)
-    names = listed(by_class)
+    if (path := book.root / CSV_NAME).is_file():
+        try:
+            found = read_csv(path.read_text(encoding="utf-8-sig"), book.listing.numbers)
+        except UnicodeDecodeError:
+            raise Refused(f"{path} is not text in UTF-8: its labels were not taken over") from None
+        by_label: dict[str, list[str]] = {}
+        for file, label in found.labels:
+            by_label.setdefault(label, []).append(file)
+        book.take_over(who, by_label, "csv", sorted(found.tests))
+        missing = f"; {count(len(found.unknown), 'file')} that it names not found" if found.unknown else ""
+        return f"{count(len(found.labels), 'label')} taken over from {CSV_NAME}{missing}"
+    by_class, tests = read_folders(tree)
     if not by_class:
         return ""
-    given = sum(map(len, by_class.values()))
+    names, given = listed(by_class), sum(map(len, by_class.values()))
     if given == len(tree.entries):
         return (
             f"all pictures lie in folders ({names}): if these are classes, import them as folders per class, and "
@@ -72,12 +278,3 @@ def take_over(book: Book, who: str, tree: Tree) -> str:
     return f"{count(given, 'label')} taken over from the folders {names}" + (
         f"; {count(len(tests), 'picture')} of them in the test set" if tests else ""
     )
-
-
-def _by_class(entries: Sequence[Entry]) -> tuple[dict[str, list[str]], list[str]]:
-    """Files by class, and those of the test set."""
-    by_class: dict[str, list[str]] = {}
-    for entry in entries:
-        if entry.label is not None:
-            by_class.setdefault(entry.label, []).append(entry.file)
-    return by_class, [entry.file for entry in entries if entry.part == "test" and entry.label is not None]

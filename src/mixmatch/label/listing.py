@@ -112,12 +112,12 @@ def load_listing(folder: Path) -> Listing:
     return listing
 
 
-_DIGITS = re.compile(r"(\d+)")
+_DIGITS = re.compile(r"\d+")
 
 
-def _natural(name: str) -> list[tuple[int, int, str]]:
+def _natural(name: str) -> str:
     """
     >>> sorted(["b/img10.jpg", "b/img2.jpg", "B/img1.jpg"], key=_natural)
     ['B/img1.jpg', 'b/img2.jpg', 'b/img10.jpg']
     """
-    return [(1, int(part), "") if part.isdecimal() else (0, 0, part.casefold()) for part in _DIGITS.split(name) if part]
+    return _DIGITS.sub(lambda digits: digits[0].zfill(12), name.casefold())

@@ -6,6 +6,7 @@ import ipaddress
 import json
 import os
 import secrets
+import signal
 import socket
 import threading
 import time
@@ -19,9 +20,10 @@ from typing import Any
 import uvicorn
 
 from mixmatch.errors import MixMatchError
+from mixmatch.label.answers import clean_name
 from mixmatch.label.desk import Desk, home_of
 from mixmatch.label.safety import Guard
-from mixmatch.label.server import clean_name, make_app
+from mixmatch.label.server import make_app
 from mixmatch.storage import PRIVATE, replace_durably, try_lock
 from mixmatch.text import count
 
@@ -62,6 +64,7 @@ def serve(
         record = _read_record(home)
         token = str(record.get("token") or secrets.token_urlsafe(32))
         with listening(host, port, record.get("port")) as (sock, port):
+            sock.listen(128)  # a browser that is fast has to wait, not to fail
             address = f"http://{_named(host)}:{port}/?token={token}"
             content = {"address": address, "port": port, "token": token, "pid": os.getpid()}
             replace_durably(home / RECORD, json.dumps(content).encode(), PRIVATE)
@@ -96,8 +99,13 @@ def _run(desk: Desk, sock: socket.socket, host: str, port: int, token: str) -> N
         timeout_graceful_shutdown=3,
     )
     server = uvicorn.Server(config)
-    with suppress(KeyboardInterrupt):  # uvicorn raises what it was ended by once more
-        server.run([sock])
+    # Once it has stopped, uvicorn raises the signal again that made it. Everything is still to be saved then.
+    ended = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with suppress(KeyboardInterrupt):
+            server.run([sock])
+    finally:
+        signal.signal(signal.SIGTERM, ended)
 
 
 @contextmanager

@@ -5,13 +5,7 @@ Routes run in threads; the book's lock orders them. Nothing here imports torch: 
 
 from __future__ import annotations
 
-import asyncio
-import gzip
-import hashlib
-import re
 from collections.abc import Callable, Sequence
-from importlib.resources import files as resources
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -24,48 +18,37 @@ from starlette.routing import Route
 
 from mixmatch.errors import MixMatchError
 from mixmatch.label import pictures
+from mixmatch.label.answers import (
+    BODY,
+    IMPORT,
+    Malformed,
+    as_error,
+    as_json,
+    clean_name,
+    http_error,
+    id_of,
+    on_bug,
+    query_number,
+    read_json,
+    share_of,
+    whole_number,
+)
 from mixmatch.label.book import SOURCES, Change, Refused
 from mixmatch.label.desk import Desk
-from mixmatch.label.log import DiskFull
-from mixmatch.label.view import Body, encode
+from mixmatch.label.exchange import to_csv, to_label_studio
+from mixmatch.label.page import load_static, serve_static
+from mixmatch.label.view import Body
 
-BODY, IMPORT = 8 << 20, 64 << 20
-"""Bytes that a request may have."""
-SECONDS = 60
-"""That a body may take to arrive."""
-ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 WHO = "mixmatch-who"
 MOST_CHANGES, MOST_PICTURES = 1000, 200_000
-TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "json": "application/json",
-    "svg": "image/svg+xml",
-    "png": "image/png",
-    "ico": "image/x-icon",
-    "woff2": "font/woff2",
-}
-ZIP_FROM = 2000
-"""Bytes from which an answer is compressed."""
-
-
-class Malformed(MixMatchError):
-    """A request that our page would not send."""
+SEEN = 6
+"""The least sure pictures of a group that must be seen before it is confirmed."""
+REPORT = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox"
+"""For a run's report: a page without scripts that holds everything itself, shut off from this one."""
 
 
 class Elsewhere(MixMatchError):
     """A request whose numbers belong to another listing."""
-
-
-STATUS: tuple[tuple[type[Exception], int], ...] = (
-    (Malformed, 400),
-    (DiskFull, 507),
-    (pictures.Busy, 503),
-    (pictures.CannotShow, 422),
-    (Refused, 422),
-    (MixMatchError, 422),
-)
 
 
 def make_app(desk: Desk) -> Starlette:
@@ -74,10 +57,10 @@ def make_app(desk: Desk) -> Starlette:
     static = load_static()
 
     def page(request: Request) -> Response:
-        return _static(request, static, "index.html")
+        return serve_static(request, static, "index.html")
 
     def static_file(request: Request) -> Response:
-        return _static(request, static, request.path_params["name"])
+        return serve_static(request, static, request.path_params["name"])
 
     routes = [
         Route("/", page),
@@ -89,6 +72,11 @@ def make_app(desk: Desk) -> Starlette:
         Route("/api/changes", api.get(api.changes)),
         Route("/api/exam", api.get(api.exam), methods=["GET"]),
         Route("/api/picture/{n:int}", api.get(api.picture)),
+        Route("/api/next", api.get(api.next)),
+        Route("/api/suspects", api.get(api.suspects)),
+        Route("/api/groups", api.get(api.groups)),
+        Route("/api/train", api.get(api.training), methods=["GET"]),
+        Route("/api/report/{run}", api.report),
         Route("/api/who", api.who, methods=["POST"]),
         *(
             Route(f"/api/{path}", api.post(handler), methods=["POST"])
@@ -99,10 +87,22 @@ def make_app(desk: Desk) -> Starlette:
                 "classes": api.classes,
                 "exam": api.draw_exam,
                 "rescan": api.rescan,
+                "confirm": api.confirm,
+            }.items()
+        ),
+        Route("/api/import", api.post(api.import_, IMPORT), methods=["POST"]),
+        Route("/api/export", api.export),
+        *(
+            Route(f"/api/{path}", api.post(handler, changes=False), methods=["POST"])
+            for path, handler in {
+                "train": api.train,
+                "train/stop": api.stop_training,
+                "train/auto": api.train_automatically,
+                "export/folders": api.export_folders,
             }.items()
         ),
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error, Exception: _bug})
+    return Starlette(routes=routes, exception_handlers={HTTPException: http_error, Exception: on_bug})
 
 
 class Api:
@@ -119,20 +119,22 @@ class Api:
         def route(request: Request) -> Response:
             try:
                 with self.book.lock:
-                    return _json(request, handler(self.who_is(request), request))
+                    return as_json(request, handler(self.who_is(request), request))
             except MixMatchError as error:
-                return _error(error)
+                return as_error(error)
 
         return route
 
-    def post(self, handler: Callable[[str, Body], Body], limit: int = BODY) -> Callable[[Request], Any]:
-        """A route that takes JSON and answers with what changed since the page last looked."""
+    def post(
+        self, handler: Callable[[str, Body], Body], limit: int = BODY, *, changes: bool = True
+    ) -> Callable[[Request], Any]:
+        """A route that takes JSON; it answers with what changed since the page last looked, too, unless told not to."""
 
         async def route(request: Request) -> Response:
             try:
-                asked = await _read_json(request, limit)
+                asked = await read_json(request, limit)
             except HTTPException as error:
-                return _http_error(request, error)
+                return http_error(request, error)
             return await run_in_threadpool(work, request, asked)
 
         def work(request: Request, asked: Body) -> Response:
@@ -143,13 +145,14 @@ class Api:
                     if given != self.book.listing.id:
                         raise Elsewhere("the list of pictures is another one now")
                     seq = self.book.state.seq
-                    more = handler(who, asked)
-                    body = self.view.changes(who, _whole(asked, "since", seq)) | more
+                    since = whole_number(asked, "since", seq)
+                    body = handler(who, asked)
+                    body = self.view.changes(who, since) | body if changes else body
             except Elsewhere as error:
                 return JSONResponse({"error": str(error), "listing": self.book.listing.id}, 410)
             except MixMatchError as error:
-                return _error(error)
-            return _json(request, body, 409 if body.get("conflicts") else 200)
+                return as_error(error)
+            return as_json(request, body, 409 if body.get("conflicts") else 200)
 
         return route
 
@@ -162,19 +165,19 @@ class Api:
         return self.view.state(who)
 
     def changes(self, who: str, request: Request) -> Body:
-        return self.view.changes(who, _query(request, "since", 0))
+        return self.view.changes(who, query_number(request, "since", 0))
 
     def images(self, request: Request) -> Response:
         try:
-            first = _query(request, "from", 0)
+            first = query_number(request, "from", 0)
             with self.book.lock:
                 etag = self.view.etag(first)
                 if request.headers.get("if-none-match") == etag:
                     return Response(status_code=304, headers={"ETag": etag, "Cache-Control": "private, no-cache"})
                 body = self.view.images(first)
-            return _json(request, body, headers={"ETag": etag, "Cache-Control": "private, no-cache"})
+            return as_json(request, body, headers={"ETag": etag, "Cache-Control": "private, no-cache"})
         except MixMatchError as error:
-            return _error(error)
+            return as_error(error)
 
     def exam(self, who: str, request: Request) -> Body:
         numbers = self.book.listing.numbers
@@ -211,15 +214,35 @@ class Api:
         except FileNotFoundError:
             return JSONResponse({"error": "this picture is gone"}, 404)
         except MixMatchError as error:
-            return _error(error)
+            return as_error(error)
+
+    def next(self, who: str, request: Request) -> Body:
+        return self.desk.thinking.next(min(500, max(1, query_number(request, "k", 50))))
+
+    def suspects(self, who: str, request: Request) -> Body:
+        return self.desk.thinking.suspects()
+
+    def groups(self, who: str, request: Request) -> Body:
+        return self.view.groups(share_of(request, "least", 0.9))
+
+    def training(self, who: str, request: Request) -> Body:
+        return self.desk.trainings.status()
+
+    def report(self, request: Request) -> Response:
+        path = self.desk.trainings.report(request.path_params["run"])
+        if path is None:
+            raise HTTPException(404, "there is no such report")
+        return Response(
+            path.read_bytes(), media_type="text/html; charset=utf-8", headers={"Content-Security-Policy": REPORT}
+        )
 
     # ------------------------------------------------------------------------------------------------------- changing
 
     async def who(self, request: Request) -> Response:
         try:
-            asked = await _read_json(request, BODY)
+            asked = await read_json(request, BODY)
         except HTTPException as error:
-            return _http_error(request, error)
+            return http_error(request, error)
         name = clean_name(asked.get("who"))
         if not name:
             return JSONResponse({"error": "a name has 1 to 40 characters"}, 422)
@@ -233,8 +256,15 @@ class Api:
             raise Malformed(f"`changes` must be a list of at most {MOST_CHANGES}")
         changes = [self._change(item) for item in items]
         found = self.book.label(who, changes)
-        conflicts = [{**c, "n": self.book.listing.numbers[c.pop("file")]} for c in found]
-        return {"saved": [change.id for change in changes], "conflicts": conflicts}
+        return {"saved": [change.id for change in changes], "conflicts": self._numbered(found)}
+
+    def _numbered(self, conflicts: Sequence[Body]) -> list[Body]:
+        """Conflicts with numbers in place of files."""
+        found = []
+        for conflict in conflicts:
+            n = self.book.listing.numbers.get(conflict["file"], -1)
+            found.append({"n": n} | {name: value for name, value in conflict.items() if name != "file"})
+        return found
 
     def _change(self, item: Any) -> Change:
         if not isinstance(item, dict):
@@ -248,7 +278,7 @@ class Api:
             raise Malformed("`before` must be a value, or one for each picture")
         if not (label is None or isinstance(label, str)) or source not in SOURCES:
             raise Malformed("`label` must be a text or null, `source` a known word")
-        return Change(_id(item), self._files(numbers), label, before, source)
+        return Change(id_of(item), self._files(numbers), label, before, source)
 
     def _files(self, numbers: Sequence[Any]) -> list[str]:
         files, most = self.book.listing.files, len(self.book.listing)
@@ -257,10 +287,10 @@ class Api:
         return [files[n] for n in numbers]
 
     def undo(self, who: str, asked: Body) -> Body:
-        return self._undone(self.book.undo(who, _id(asked)))
+        return self._undone(self.book.undo(who, id_of(asked)))
 
     def redo(self, who: str, asked: Body) -> Body:
-        return self._undone(self.book.undo(who, _id(asked), redo=True))
+        return self._undone(self.book.undo(who, id_of(asked), redo=True))
 
     def _undone(self, done: Body) -> Body:
         numbers = self.book.listing.numbers
@@ -269,132 +299,68 @@ class Api:
 
     def classes(self, who: str, asked: Body) -> Body:
         try:
-            self.book.act(who, _id(asked), str(asked.get("do")), asked)
+            self.book.act(who, id_of(asked), str(asked.get("do")), asked)
         except (KeyError, TypeError):
             raise Malformed("a field is missing") from None
         return {}
 
     def draw_exam(self, who: str, asked: Body) -> Body:
-        more = _whole(asked, "more", 50)
+        more = whole_number(asked, "more", 50)
         if not 1 <= more <= 2000:
             raise Refused("an exam has 1 to 2,000 pictures")
-        return {"drawn": [self.book.listing.numbers[file] for file in self.book.draw_exam(who, _id(asked), more)]}
+        return {"drawn": [self.book.listing.numbers[file] for file in self.book.draw_exam(who, id_of(asked), more)]}
 
     def rescan(self, who: str, asked: Body) -> Body:
         self.desk.rescan()
         return {}
 
+    def confirm(self, who: str, asked: Body) -> Body:
+        """Label a group as the model guesses. Exactly the pictures named, and only after the least sure were seen."""
+        change = self._change({**asked, "label": asked.get("class"), "before": None, "source": "confirm"})
+        seen = set(self._files(asked["seen"])) if isinstance(asked.get("seen"), list) else set()
+        numbers = [self.book.listing.numbers[file] for file in change.files]
+        if self.view.guesses is None or asked.get("run") != self.view.guesses.run:
+            raise Refused("the guesses are of another model now: look at them again")
+        unseen = [n for n in self.view.least_sure(numbers, SEEN) if self.book.listing.files[n] not in seen]
+        if unseen:
+            raise Refused(f"look at the {min(SEEN, len(numbers))} least sure of them first")
+        found = self.book.label(who, [change])
+        return {"saved": [change.id], "conflicts": self._numbered(found)}
+
+    def import_(self, who: str, asked: Body) -> Body:
+        kind, text = asked.get("as"), asked.get("text", "")
+        if kind not in ("csv", "ls", "folders") or not isinstance(text, str):
+            raise Malformed("`as` must be csv, ls or folders, `text` what the file holds")
+        return {"imported": self.desk.import_labels(who, id_of(asked), kind, text)}
+
+    def export(self, request: Request) -> Response:
+        kind = request.query_params.get("as")
+        with self.book.lock:
+            if kind == "csv":
+                content, media, name = to_csv(self.book), "text/csv; charset=utf-8", "labels.csv"
+            elif kind == "ls":
+                content, media, name = to_label_studio(self.book), "application/json", "label-studio.json"
+            else:
+                return JSONResponse({"error": "`as` must be csv or ls"}, 400)
+        headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+        return Response(content, media_type=media, headers=headers)
+
+    def export_folders(self, who: str, asked: Body) -> Body:
+        if asked.get("how") not in ("copy", "link"):
+            raise Malformed("`how` must be copy or link")
+        return self.desk.export_folders(links=asked["how"] == "link")
+
+    def train(self, who: str, asked: Body) -> Body:
+        self.desk.trainings.start(asked)
+        return self.desk.trainings.status()
+
+    def stop_training(self, who: str, asked: Body) -> Body:
+        self.desk.trainings.stop()
+        return self.desk.trainings.status()
+
+    def train_automatically(self, who: str, asked: Body) -> Body:
+        self.desk.trainings.automatic(asked)
+        return self.desk.trainings.status()
+
 
 _UNDONE = {"n": "files", "kept": "kept"}
-
-
-# ---------------------------------------------------------------------------------------------------------- requests
-
-
-async def _read_json(request: Request, limit: int) -> Body:
-    """The JSON object of a request, read no further than the limit."""
-    length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length) > limit:
-        raise HTTPException(413, f"a request has at most {limit >> 20} MB")
-    content = bytearray()
-    try:
-        async with asyncio.timeout(SECONDS):
-            async for piece in request.stream():
-                content += piece
-                if len(content) > limit:
-                    raise HTTPException(413, f"a request has at most {limit >> 20} MB")
-    except TimeoutError:
-        raise HTTPException(408, "the request took too long to arrive") from None
-    try:
-        asked = await run_in_threadpool(_parse, bytes(content))
-    except (ValueError, RecursionError):
-        raise HTTPException(400, "the request is not JSON") from None
-    if not isinstance(asked, dict):
-        raise HTTPException(400, "the request must be a JSON object")
-    return asked
-
-
-def _parse(content: bytes) -> Any:
-    import json
-
-    return json.loads(content)
-
-
-def _query(request: Request, name: str, default: int) -> int:
-    text = request.query_params.get(name, str(default))
-    if not text.isdecimal() or len(text) > 15:
-        raise Malformed(f"`{name}` must be a whole number")
-    return int(text)
-
-
-def _whole(asked: Body, name: str, default: int) -> int:
-    value = asked.get(name, default)
-    if type(value) is not int or value < 0:
-        raise Malformed(f"`{name}` must be a whole number")
-    return value
-
-
-def _id(asked: Body) -> str:
-    id = asked.get("id")
-    if not isinstance(id, str) or not ID.fullmatch(id):
-        raise Malformed("`id` must be 8 to 64 letters, digits, - or _")
-    return id
-
-
-def clean_name(name: object) -> str:
-    """A person's name as it is kept; empty if it is none."""
-    if not isinstance(name, str) or not name.isprintable():
-        return ""
-    return " ".join(name.split())[:40]
-
-
-# ----------------------------------------------------------------------------------------------------------- answers
-
-
-def _json(request: Request, body: Body, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    content, headers = encode(body), dict(headers or {})
-    if len(content) > ZIP_FROM and "gzip" in request.headers.get("accept-encoding", ""):
-        content = gzip.compress(content, 1, mtime=0)
-        headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
-    return Response(content, status, headers, "application/json")
-
-
-def _error(error: MixMatchError) -> Response:
-    status = next(code for kind, code in STATUS if isinstance(error, kind))
-    return JSONResponse({"error": str(error)}, status)
-
-
-def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return JSONResponse({"error": error.detail}, error.status_code)
-
-
-def _bug(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": "the server made a mistake; it is described in its terminal"}, 500)
-
-
-class _File:
-    def __init__(self, name: str, content: bytes) -> None:
-        self.content, self.type = content, TYPES[name.rpartition(".")[2]]
-        self.etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
-        self.zipped = gzip.compress(content, 6, mtime=0) if len(content) > ZIP_FROM else None
-
-
-def load_static() -> dict[str, _File]:
-    """The page's own files, read once: a request can name these and nothing else."""
-    folder = Path(str(resources("mixmatch.label") / "static"))
-    found = (
-        [path for path in folder.iterdir() if path.suffix[1:] in TYPES and path.is_file()] if folder.is_dir() else []
-    )
-    return {path.name: _File(path.name, path.read_bytes()) for path in found}
-
-
-def _static(request: Request, files: dict[str, _File], name: str) -> Response:
-    if (file := files.get(name)) is None:
-        raise HTTPException(404, "there is no such file")
-    headers = {"ETag": file.etag, "Cache-Control": "private, no-cache", "Vary": "Accept-Encoding"}
-    if request.headers.get("if-none-match") == file.etag:
-        return Response(status_code=304, headers=headers)
-    if file.zipped is not None and "gzip" in request.headers.get("accept-encoding", ""):
-        return Response(file.zipped, headers=headers | {"Content-Encoding": "gzip"}, media_type=file.type)
-    return Response(file.content, headers=headers, media_type=file.type)

@@ -21,6 +21,8 @@ MARK_NAMES = {number: name for name, number in MARKS.items()}
 
 TAKEN = ("folder", "csv", "import")
 """Sources of labels that nobody gave by hand on this page."""
+FIRST = ("folder", "csv")
+"""Those of the first start, which nobody undoes."""
 
 STEPS = 1000
 """Steps that each person can undo."""
@@ -65,7 +67,6 @@ class Step(NamedTuple):
     """Something that can be undone or redone: the marks of files before and after it, or what it did to a class."""
 
     of: int
-    what: str
     files: Sequence[str]
     before: Sequence[Mark | None]
     after: Sequence[Mark | None]
@@ -130,6 +131,13 @@ class State:
             return "without a label"
         return MARK_WORDS[value] if value < 0 else f"labeled {self.classes[value].name}"
 
+    def describe(self, step: Step) -> str:
+        """A step in words: "12 labeled cat"."""
+        if step.action is not None:
+            return _describe(step.action["do"])
+        mark = next(iter(step.after), None)
+        return f"{len(step.files):,} {self.words(UNLABELED if mark is None else mark.value)}"
+
     def similar(self, name: str) -> LabelClass | None:
         """The class of that name, in any case of letters."""
         return next((c for c in self.classes if c.name.casefold() == name.casefold()), None)
@@ -164,20 +172,20 @@ class State:
         files, who, source = event["files"], self._person(event["who"]), event["source"]
         mark = Mark(self._value(event["label"]), who, event["seq"], source)
         marks = self.marks
-        if source in TAKEN:
+        if source in FIRST:
             marks.update(dict.fromkeys(files, mark))
         else:
             before = [marks.get(file) for file in files]
             marks.update(dict.fromkeys(files, mark))
             if files:
-                what = f"{len(files):,} {self.words(mark.value)}"
-                self._did(who, Step(event["seq"], what, files, before, [mark] * len(files)))
-                self.given.append((event["t"], len(files)))
+                self._did(who, Step(event["seq"], files, before, [mark] * len(files)))
+                if source not in TAKEN:
+                    self.given.append((event["t"], len(files)))
         if self.conflicts:
             for file in files:
                 self.conflicts.pop(file, None)
         if not (refused := event.get("conflicts")):
-            return list(files)
+            return files  # type: ignore[no-any-return]
         for file, seen in zip(refused["files"], refused["seen"], strict=True):
             self.conflicts[file] = Conflict(mark.value, who, self._value(seen))
         return [*files, *refused["files"]]
@@ -186,7 +194,7 @@ class State:
         reverse, changed = self._act(event)
         if reverse is not None:
             who = self._person(event["who"])
-            self._did(who, Step(event["seq"], _describe(event), *changed, action={"do": event, "reverse": reverse}))
+            self._did(who, Step(event["seq"], *changed, action={"do": event, "reverse": reverse}))
         return changed[0]
 
     def _act(
@@ -259,7 +267,7 @@ class State:
             self._act(event["action"])
         if step is not None:
             (person.redo if undo else person.undo).append(step._replace(files=files, before=before, after=after))
-            if step.action is None:
+            if step.action is None and all(mark is None or mark.source not in TAKEN for mark in step.after[:1]):
                 self.given.append((event["t"], -len(files) if undo else len(files)))
         return list(files)
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mixmatch.label.book import Book
-from mixmatch.label.state import BROKEN, MARKS, NONE, SKIP, TAKEN, UNLABELED, Step
+from mixmatch.label.state import BROKEN, MARKS, NONE, SKIP, TAKEN, UNLABELED, State, Step
 from mixmatch.text import printable
 
 EXAM, TEST, CONFLICT, GONE, UNREADABLE, FOREIGN = 1, 2, 4, 8, 16, 32
@@ -20,6 +20,9 @@ given on this page."""
 
 MOST_CHANGES = 20_000
 """Pictures in an answer of changes; a page that missed more reads everything again."""
+
+GROUP = 500
+"""Pictures of a group that are shown at once."""
 
 Body = dict[str, Any]
 
@@ -120,6 +123,31 @@ class View:
             return values
         return {"label": self._label, "who": self._who, "flags": self._flags.astype(np.int16)}[name]
 
+    # ---------------------------------------------------------------------------------------------------------- guesses
+
+    def groups(self, least: float) -> Body:
+        """Unlabeled pictures by guessed class, surest first. Never those of the exam."""
+        self.grow()
+        if self.guesses is None:
+            return {"run": None, "least": least, "groups": []}
+        hidden = (self._flags & (EXAM | TEST | GONE)) != 0
+        free = (self._label == UNLABELED) & ~hidden & (self._guess >= 0) & (self._sure >= round(1000 * least))
+        numbers = np.flatnonzero(free)
+        numbers = numbers[np.argsort(-self._sure[numbers], kind="stable")]
+        groups = []
+        for c in self.book.state.classes:
+            of_class = numbers[self._guess[numbers] == c.id]
+            if len(of_class):
+                shown = of_class[:GROUP]
+                sure = self._sure[shown].tolist()
+                groups.append({"class": c.name, "id": c.id, "total": len(of_class), "n": shown.tolist(), "sure": sure})
+        return {"run": self.guesses.run, "least": least, "groups": groups}
+
+    def least_sure(self, numbers: Sequence[int], most: int) -> list[int]:
+        """The pictures among these that the model is least sure of."""
+        given = np.array(numbers, np.int64)
+        return [int(n) for n in given[np.argsort(self._sure[given], kind="stable")][:most]]
+
     # ----------------------------------------------------------------------------------------------------------- bodies
 
     @property
@@ -173,8 +201,8 @@ class View:
             "counts": self._counts(who),
             "rate": self._rate(),
             "exam": self._exam(),
-            "undo": _step(list(person.undo)[-1:]) if person is not None else None,
-            "redo": _step(person.redo[-1:]) if person is not None else None,
+            "undo": _step(person.undo[-1] if person is not None and person.undo else None, state),
+            "redo": _step(person.redo[-1] if person is not None and person.redo else None, state),
             "train": self.training(),
             "guesses": None if self.guesses is None else {"run": self.guesses.run, "count": len(self.guesses.numbers)},
             "disk": book.disk,
@@ -249,7 +277,7 @@ class View:
         known, names = self._names
         files = self.book.listing.files
         if known < len(files):
-            names = names + [file.encode("utf-8", "replace").decode() for file in files[known:]]
+            names += [f if f.isascii() else f.encode("utf-8", "replace").decode() for f in files[known:]]
             self._names = len(files), names
         return names
 
@@ -258,5 +286,5 @@ def encode(body: Body) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
-def _step(last: Sequence[Step]) -> Body | None:
-    return {"what": last[0].what, "count": len(last[0].files)} if last else None
+def _step(step: Step | None, state: State) -> Body | None:
+    return None if step is None else {"what": state.describe(step), "count": len(step.files)}

@@ -97,15 +97,15 @@ class Cost:
         seconds = self.embedding + trial.seconds
         return seconds if self.baseline is None else seconds + replace(trial, step=trial.step * self.baseline).seconds
 
-    def first_run(self) -> FirstRun:
-        """The defaults if they end in time; else smaller images, and as many steps as do."""
-        if (seconds := self.seconds(self.usual)) <= WITHIN:
+    def first_run(self, within: float = WITHIN) -> FirstRun:
+        """The defaults if they end within so many seconds; else smaller images, and as many steps as do."""
+        if (seconds := self.seconds(self.usual)) <= within:
             return FirstRun(None, None, seconds)
         trial, size = (self.usual, None) if self.small is None else (self.small, SMALL)
-        if (seconds := self.seconds(trial)) <= WITHIN:
+        if (seconds := self.seconds(trial)) <= within:
             return FirstRun(size, None, seconds)
         most = trial.settings.steps
-        steps = min(max(LEAST_STEPS, int(most * WITHIN / seconds) // 100 * 100), most)
+        steps = min(max(LEAST_STEPS, int(most * within / seconds) // 100 * 100), most)
         return FirstRun(size, steps, self.seconds(replace(trial, settings=replace(trial.settings, steps=steps))))
 
 
@@ -123,8 +123,15 @@ def cost(
     return Finding("cost", describe(found), (), "steps= changes the time in proportion", "info"), found.first_run()
 
 
-def measure(user: UserData, device: torch.device, *, sized: bool = False, progress: Progress | None = None) -> Cost:
-    """Try the default settings, for `BUDGET` seconds in all.
+def measure(
+    user: UserData,
+    device: torch.device,
+    *,
+    sized: bool = False,
+    progress: Progress | None = None,
+    method: str = "mixmatch",
+) -> Cost:
+    """Try the default settings of a method, for `BUDGET` seconds in all.
 
     Large images are tried small first. If two steps of the usual size do not fit into the time that is left, they are
     taken to last as much longer as they have more pixels.
@@ -135,7 +142,7 @@ def measure(user: UserData, device: torch.device, *, sized: bool = False, progre
     data, embedding = to_data(user, seed=1), 0.0
     if features != "none":
         data, embedding = _embedded(data, settings_.resolve(user.name, {"features": features}, kind), device)
-    methods = ("mixmatch", "supervised") if len(data.split.unlabeled) else ("supervised",)
+    methods = (method, "supervised") if len(data.split.unlabeled) else ("supervised",)
 
     def tried(method: str, data: Data, share: float) -> Trial:
         nonlocal done

@@ -101,11 +101,15 @@ def decode_image(
         return np.asarray(image, np.uint8).reshape(height, width, channels), header
 
 
-def thumbnail(path: Path, side: int) -> npt.NDArray[np.uint8]:
+def thumbnail(path: Path, side: int, at_least: float = 2.0) -> npt.NDArray[np.uint8]:
     """An image file as uint8 (H, W, 3), upright and with its own ratio of sides, at most `side` pixels wide and high;
-    raises `UnreadableImage`."""
+    raises `UnreadableImage`.
+
+    JPEGs are decoded at the smallest scale whose shorter side is `at_least` times `side`. Less than 1 is faster, and
+    what comes out may be as much smaller.
+    """
     with quiet_pillow(), _opened(path) as opened:
-        opened.draft("RGB", (2 * side, 2 * side))
+        opened.draft("RGB", (round(at_least * side), round(at_least * side)))
         opened.load()
         with suppress(Exception):
             ImageOps.exif_transpose(opened, in_place=True)

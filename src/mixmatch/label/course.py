@@ -1,0 +1,115 @@
+"""What a training is asked for, checked, and how it goes, read from the files that it writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mixmatch.label.book import Refused
+from mixmatch.label.exchange import Labeled
+from mixmatch.label.view import Body
+from mixmatch.measure import share_interval
+from mixmatch.text import in_words
+
+LEAST = 2
+"""Labels that each of at least two classes needs."""
+METHOD = re.compile(r"[a-z0-9-]{1,40}")
+OPTIONS = frozenset(
+    (
+        *("seed", "batch_size", "learning_rate", "weight_decay", "optimizer", "schedule", "precision", "network"),
+        *("features", "image_size", "balance", "lambda_u", "alpha", "T", "K", "threshold", "ratio", "eval_every"),
+    )
+)
+"""Settings that the page may choose. None of them is a path."""
+OPTION_VALUE = re.compile(r"[\w.:+-]{1,80}")
+
+
+def checked(asked: Mapping[str, Any]) -> Body:
+    """What of a request a training takes, or `Refused`."""
+    found: Body = {}
+    if (method := asked.get("method")) is not None:
+        if not isinstance(method, str) or not METHOD.fullmatch(method):
+            raise Refused("`method` must be the name of a method")
+        found["method"] = method
+    for name, most in (("steps", 10_000_000), ("minutes", 10_000)):
+        if (value := asked.get(name)) is not None:
+            if type(value) is not int or not 1 <= value <= most:
+                raise Refused(f"`{name}` must be a whole number from 1 to {most:,}")
+            found[name] = value
+    options = asked.get("options") or {}
+    if not isinstance(options, dict):
+        raise Refused("`options` must be an object")
+    for name, value in options.items():
+        fits = isinstance(value, str | int | float) and OPTION_VALUE.fullmatch(str(value))
+        if name not in OPTIONS or isinstance(value, bool) or not fits:
+            raise Refused(f"'{name}' cannot be chosen here ({', '.join(sorted(OPTIONS))})")
+    return found | ({"options": options} if options else {})
+
+
+def check_enough(pictures: list[Labeled]) -> None:
+    counts: dict[str, int] = {}
+    for picture in pictures:
+        if not picture.is_test:
+            counts[picture.label] = counts.get(picture.label, 0) + 1
+    if sum(n >= LEAST for n in counts.values()) < 2:
+        raise Refused(f"too few labels to train on: at least two classes need {LEAST} each, the exam not counted")
+
+
+def share(part: int, total: int) -> Body:
+    low, high = share_interval(part, total)
+    return {
+        "wrong": part,
+        "n": total,
+        "error": round(100 * part / total, 1),
+        "low": round(low, 1),
+        "high": round(high, 1),
+    }
+
+
+_STEP = re.compile(rb"step ([\d,]+)/[\d,]+")
+
+
+def last_step(output: Path, metrics: Path) -> int:
+    """The last step that the output or the metrics speak of."""
+    step = 0
+    with suppress(OSError, ValueError):
+        if found := _STEP.findall(output.read_bytes()):
+            step = int(found[-1].replace(b",", b""))
+    return max(step, max((line["step"] for line in read_lines(metrics)), default=0))
+
+
+def read_lines(metrics: Path) -> list[Body]:
+    lines = []
+    with suppress(OSError):
+        for line in metrics.read_bytes().splitlines():
+            with suppress(ValueError):
+                record = json.loads(line)
+                if isinstance(record, dict) and isinstance(record.get("step"), int):
+                    lines.append(record)
+    return lines
+
+
+def in_one_line(body: Body) -> str:
+    """What is going on, in words."""
+    state, left = body["state"], body["seconds_left"]
+    if state == "running":
+        if not body["step"]:
+            return "reading the pictures"
+        return f"step {body['step']:,} of {body['steps']:,}" + ("" if left is None else f", {in_words(left)} left")
+    return {
+        "idle": "nothing is trained yet",
+        "trial": "trying a few steps to see how many fit",
+        "guessing": "asking the model about all pictures",
+        "stopping": "saving, then stopping",
+        "stopped": "stopped; it can be resumed",
+        "failed": "it failed",
+        "done": "done",
+    }[state]
+
+
+def name_of(method: Any) -> str:
+    return str(method["name"] if isinstance(method, dict) else method)

@@ -1,0 +1,334 @@
+"""What the page can ask for, over HTTP, on a small folder."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from labeling import client_of, opened
+from PIL import Image
+from starlette.testclient import TestClient
+
+from mixmatch.data.user.folder import read_folder
+from mixmatch.label.desk import Desk
+from mixmatch.label.view import Guesses
+
+CAT, DOG = 0, 1  # the classes that the folders name
+
+
+def post(client: TestClient, path: str, **body: Any) -> Any:
+    return client.post(f"/api/{path}", json=body)
+
+
+def label(client: TestClient, id: str, numbers: list[int], value: str | None, before: Any = None, **more: Any) -> Any:
+    return post(client, "labels", changes=[{"id": id, "n": numbers, "label": value, "before": before, **more}])
+
+
+def numbers(client: TestClient) -> dict[str, int]:
+    return {name: n for n, name in enumerate(client.get("/api/images").json()["name"])}
+
+
+def test_labels_of_folders_are_taken_over(client: TestClient) -> None:
+    state, images = client.get("/api/state").json(), client.get("/api/images").json()
+    assert [(c["name"], c["key"], c["labeled"]) for c in state["classes"]] == [("cat", "1", 1), ("dog", "2", 1)]
+    assert state["notes"] == [{"key": "takeover", "text": "2 labels taken over from the folders cat, dog"}]
+    assert images["name"][:3] == ["cat/a.png", "dog/b.png", "unlabeled/0.png"]
+    assert images["label"] == [CAT, DOG, -1, -1, -1, -1, -1]
+    assert images["flags"] == [32, 32, 0, 0, 0, 0, 0]
+    assert state["undo"] is None, "nobody undoes what was there"
+    assert state["counts"]["labeled"] == 2
+    assert state["counts"]["mine"] == 0
+
+
+def test_a_label_is_saved_and_undone(client: TestClient) -> None:
+    since = client.get("/api/state").json()["seq"]
+    answer = label(client, "label-001", [2, 3], "cat")
+    assert answer.status_code == 200
+    body = answer.json()
+    assert (body["saved"], body["conflicts"]) == (["label-001"], [])
+    changes = client.get(f"/api/changes?since={since}").json()
+    assert changes["pictures"] == {"n": [2, 3], "label": [CAT, CAT], "who": [0, 0], "flags": [0, 0]}
+    assert changes["undo"] == {"what": "2 labeled cat", "count": 2}
+    assert (changes["counts"]["mine"], changes["rate"]["minute"]) == (2, 2)
+    undone = post(client, "undo", id="undo-0001", since=changes["seq"]).json()
+    assert undone["undone"] == {"what": "2 labeled cat", "n": [2, 3], "kept": []}
+    assert undone["pictures"]["label"] == [-1, -1]
+    assert undone["rate"]["minute"] == 0
+    redone = post(client, "redo", id="redo-0001", since=undone["seq"]).json()
+    assert redone["pictures"]["label"] == [CAT, CAT]
+    assert post(client, "redo", id="redo-0002").json() == {"error": "there is nothing to redo"}
+    history = client.get("/api/picture/2").json()["history"]
+    assert [(h["what"], h["source"]) for h in history] == [("cat", "redo"), (None, "undo"), ("cat", "key")]
+
+
+def test_marks_and_unknown_classes(client: TestClient) -> None:
+    for i, mark in enumerate((":skip", ":none", ":broken")):
+        assert label(client, f"label-00{i}", [2 + i], mark).status_code == 200
+    body = client.get("/api/changes?since=0").json()
+    assert [body["counts"][name] for name in ("skip", "none", "broken")] == [1, 1, 1]
+    answer = label(client, "label-009", [5], "lynx")
+    assert (answer.status_code, answer.json()) == (422, {"error": "there is no class 'lynx': add it first"})
+
+
+def test_two_people_in_conflict_see_both(desk: Desk, client: TestClient) -> None:
+    other = client_of(desk)
+    assert post(other, "who", who="bob").json() == {"who": "bob"}
+    label(client, "label-001", [2], "cat")
+    answer = label(other, "label-002", [2, 3], "dog")
+    assert answer.status_code == 409
+    body = answer.json()
+    (conflict,) = body["conflicts"]
+    assert conflict == {"id": "label-002", "n": 2, "yours": "dog", "theirs": "cat", "who": "ann", "before": None}
+    assert (body["saved"], body["counts"]["conflicts"], body["who"]) == (["label-002"], 1, "bob")
+    seen = client.get("/api/images").json()
+    assert (seen["label"][2:4], seen["flags"][2]) == ([CAT, DOG], 4)
+    assert label(client, "label-003", [2], "cat", "cat").json()["counts"]["conflicts"] == 0
+    assert client.get("/api/state").json()["people"] == ["ann", "bob"]
+
+
+def test_numbers_of_another_listing_are_refused(client: TestClient) -> None:
+    listing = client.get("/api/state").json()["listing"]
+    answer = post(client, "labels", changes=[], listing="another")
+    assert (answer.status_code, answer.json()["listing"]) == (410, listing)
+    assert post(client, "labels", changes=[], listing=listing).status_code == 200
+
+
+def test_numbers_and_labels_stay_over_a_restart_with_new_files(photos: Path) -> None:
+    desk = opened(photos)
+    client = client_of(desk)
+    label(client, "label-001", [2], "cat")
+    before = client.get("/api/images").json()
+    desk.close()
+    Image.new("RGB", (8, 8)).save(photos / "aaa.png")  # the first by name
+    (photos / "unlabeled" / "3.png").unlink()
+    desk = opened(photos)
+    client = client_of(desk)
+    after = client.get("/api/images").json()
+    assert after["listing"] == before["listing"]
+    assert after["version"] != before["version"], "pages fetch pictures anew"
+    assert after["name"] == [*before["name"], "aaa.png"]
+    assert after["label"][2] == CAT
+    gone = after["name"].index("unlabeled/3.png")
+    assert after["flags"][gone] == 8
+    assert client.get(f"/thumb/{gone}").status_code == 404
+    assert after["order"][0] == after["name"].index("aaa.png")
+    assert post(client, "undo", id="undo-0001").json()["undone"]["n"] == [2], "over a restart too"
+    desk.close()
+
+
+def test_a_picture_that_moved_keeps_its_label(photos: Path) -> None:
+    desk = opened(photos)
+    label(client_of(desk), "label-001", [2, 3], "cat")
+    desk._remember_contents()
+    desk.close()
+    (photos / "sorted").mkdir()
+    (photos / "unlabeled" / "0.png").rename(photos / "sorted" / "zero.png")
+    desk = opened(photos)
+    client = client_of(desk)
+    images = client.get("/api/images").json()
+    assert images["label"][images["name"].index("sorted/zero.png")] == CAT
+    notes = {note["key"]: note["text"] for note in client.get("/api/state").json()["notes"]}
+    assert "unlabeled/0.png is now sorted/zero.png" in notes["moved"]
+    desk.close()
+
+
+def test_an_exam_is_drawn_at_random_and_taken_blind(desk: Desk, client: TestClient) -> None:
+    drawn = post(client, "exam", id="exam-0001", more=2).json()["drawn"]
+    assert len(drawn) == 2
+    assert set(drawn) <= {2, 3, 4, 5, 6}, "those without a label"
+    assert post(client, "exam", id="exam-0001", more=2).json()["drawn"] == [], "asked again, not drawn again"
+    assert client.get("/api/exam").json() == {"n": drawn, "left": drawn}
+    label(client, "label-001", drawn[:1], "cat", source="exam")
+    assert client.get("/api/exam").json()["left"] == drawn[1:]
+    with desk.book.lock:
+        desk.view.show_guesses(Guesses("run-0001", ["cat", "dog"], range(7), np.tile([0.1, 0.9], (7, 1))))
+    images = client.get("/api/images").json()
+    hidden = [n for n in range(7) if images["guess"][n] == -1]
+    assert sorted(drawn) == hidden
+    assert all(images["sure"][n] == 0 for n in drawn)
+    (group,) = client.get("/api/groups").json()["groups"]
+    assert not set(drawn) & set(group["n"])
+    assert client.get(f"/api/picture/{drawn[0]}").json()["guess"] is None
+    assert not set(drawn) & {item["n"] for item in client.get("/api/next?k=50").json()["items"]}
+    rows = list(csv.DictReader(io.StringIO(client.get("/api/export?as=csv").text)))
+    assert [row["part"] for row in rows if row["file"] == images["name"][drawn[0]]] == ["test"]
+
+
+def test_a_group_is_confirmed_only_after_its_least_sure_were_seen(desk: Desk, client: TestClient) -> None:
+    sure = np.array([0.5, 0.5, 0.99, 0.92, 0.95, 0.97, 0.91])
+    with desk.book.lock:
+        desk.view.show_guesses(Guesses("run-0001", ["cat", "dog"], range(7), np.stack([sure, 1 - sure], axis=1)))
+    (group,) = client.get("/api/groups?least=0.9").json()["groups"]
+    assert (group["class"], group["n"], group["total"]) == ("cat", [2, 5, 4, 3, 6], 5)
+    asked = {"run": "run-0001", "class": "cat", "n": [2, 5, 4]}
+    answer = post(client, "confirm", id="confirm-1", **asked, seen=[2, 5])
+    assert (answer.status_code, answer.json()["error"]) == (422, "look at the 3 least sure of them first")
+    stale = post(client, "confirm", id="confirm-1", **asked | {"run": "run-0000"}, seen=[2, 5, 4])
+    assert stale.status_code == 422
+    label(client, "label-001", [5], "dog")
+    answer = post(client, "confirm", id="confirm-1", **asked, seen=[4, 5, 2])
+    assert answer.status_code == 409, "somebody labeled one of them meanwhile"
+    assert [c["n"] for c in answer.json()["conflicts"]] == [5]
+    event = json.loads(desk.book.log.path.read_text().splitlines()[-1])
+    assert (event["source"], event["files"]) == ("confirm", ["unlabeled/0.png", "unlabeled/2.png"])
+
+
+def test_labels_out_and_in_again(photos: Path, tmp_path: Path) -> None:
+    desk = opened(photos)
+    client = client_of(desk)
+    post(client, "classes", id="class-001", do="add", name='=cmd|"x"')
+    label(client, "label-001", [2], "cat")
+    label(client, "label-002", [3], '=cmd|"x"')
+    label(client, "label-003", [4], ":none")
+    text, tasks = client.get("/api/export?as=csv").text, client.get("/api/export?as=ls").text
+    desk.close()
+    assert "'=cmd" in text, "no spreadsheet runs it"
+    (tmp_path / "out.csv").write_text(text)
+    user = read_folder(photos, labels_file=tmp_path / "out.csv")
+    assert user.classes == ('=cmd|"x"', "cat", "dog")
+    for kind, content in (
+        ("csv", text),
+        ("ls", tasks),
+        ("ls", tasks.replace('"unlabeled/', '"/data/local-files/?d=x/unlabeled/')),
+    ):
+        for file in (photos / ".mixmatch-labels").glob("l*"):
+            file.unlink()
+        again = opened(photos)
+        client = client_of(again)
+        done = post(client, "import", id="import-01", **{"as": kind}, text=content).json()["imported"]
+        assert done == {"labeled": 2, "same": 2, "conflicts": 0, "unknown": [], "unknown_count": 0}
+        assert client.get("/api/images").json()["label"][:5] == [CAT, DOG, CAT, 2, -1]
+        label(client, "label-004", [5], "cat")
+        changed = content.replace("unlabeled/0.png", "unlabeled/3.png").replace("dog/b.png", "dog/gone.png")
+        done = post(
+            client, "import", id="import-02", **{"as": kind}, text=changed.replace("cat/a.png", "unlabeled/2.png")
+        )
+        assert done.json()["imported"]["unknown"] in (["dog/gone.png"], ["x/dog/gone.png"])
+        again.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        *(("csv", text) for text in ("", "a,b\n1,2", "file,label\na", "file,label\ncat/a.png,x\ncat/a.png,y")),
+        *(("ls", text) for text in ("", "{", "3", "[3]", '[{"data": 3}]', "[" * 100_000)),
+    ],
+)
+def test_files_that_cannot_be_imported(client: TestClient, desk: Desk, kind: str, text: str) -> None:
+    before = desk.book.state.seq
+    answer = post(client, "import", id="import-01", **{"as": kind}, text=text)
+    assert answer.status_code == 422
+    assert desk.book.state.seq == before
+
+
+def test_a_csv_of_the_folder_is_taken_over_instead_of_folders(photos: Path) -> None:
+    (photos / "labels.csv").write_text(
+        "file,label,part\nunlabeled/0.png,bird,\nunlabeled/1.png,bird,test\nx.png,fish,\n"
+    )
+    desk = opened(photos)
+    state = client_of(desk).get("/api/state").json()
+    desk.close()
+    assert [(c["name"], c["labeled"]) for c in state["classes"]] == [("bird", 2)]
+    assert state["notes"][0]["text"] == "2 labels taken over from labels.csv; 1 file that it names not found"
+    assert state["exam"]["test_folder"] == 1
+
+
+def test_folders_that_may_be_no_classes_are_not_taken_over_unasked(tmp_path: Path) -> None:
+    for year in ("2023", "2024"):
+        (tmp_path / year).mkdir()
+        Image.new("RGB", (8, 8)).save(tmp_path / year / "a.png")
+    desk = opened(tmp_path)
+    client = client_of(desk)
+    state = client.get("/api/state").json()
+    assert (state["classes"], state["counts"]["unlabeled"]) == ([], 2)
+    assert "if these are classes" in state["notes"][0]["text"]
+    done = post(client, "import", id="import-01", **{"as": "folders"}).json()
+    assert done["imported"]["labeled"] == 2
+    desk.close()
+
+
+def test_folders_per_class_are_copies_or_links(client: TestClient, photos: Path) -> None:
+    label(client, "label-001", [2], "cat")
+    before = sorted(p for p in photos.rglob("*") if ".mixmatch" not in str(p))
+    for how in ("copy", "link"):
+        answer = post(client, "export/folders", how=how).json()
+        target = Path(answer["to"])
+        assert (target.parent, answer["count"]) == (photos.parent, 3)
+        assert sorted(p.relative_to(target).as_posix() for p in target.rglob("*.png")) == [
+            "cat/0.png",
+            "cat/a.png",
+            "dog/b.png",
+        ]
+        assert (target / "cat" / "a.png").is_symlink() == (how == "link")
+        assert (target / "cat" / "a.png").read_bytes() == (photos / "cat" / "a.png").read_bytes()
+        for path in target.rglob("*.png"):
+            path.unlink()
+        target.rename(f"{target}-{how}")
+    assert sorted(p for p in photos.rglob("*") if ".mixmatch" not in str(p)) == before, "nothing is moved"
+    post(client, "classes", id="class-001", do="add", name="../../etc")
+    label(client, "label-002", [3], "../../etc")
+    answer = post(client, "export/folders", how="copy")
+    assert (answer.status_code, answer.json()["error"]) == (
+        422,
+        "the class '../../etc' cannot be the name of a folder: rename it first",
+    )
+
+
+def test_a_full_disk_is_one_line_and_then_it_goes_on(
+    desk: Desk, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int, data: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("mixmatch.label.log.os.write", full)
+    answer = label(client, "label-001", [2], "cat")
+    assert answer.status_code == 507
+    assert answer.json()["error"].startswith("the disk is full: labels cannot be saved in ")
+    assert client.get("/api/state").json()["disk"] == answer.json()["error"]
+    assert client.get("/api/images").json()["label"][2] == -1
+    monkeypatch.undo()
+    assert label(client, "label-001", [2], "cat").json()["disk"] is None
+    assert client.get("/api/images").json()["label"][2] == CAT
+
+
+def test_names_that_are_no_text_can_be_labeled_but_not_exported(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.png")
+    Image.new("RGB", (8, 8)).save(tmp_path / "b.png")
+    (tmp_path / "b.png").rename(tmp_path / name)
+    desk = opened(tmp_path)
+    client = client_of(desk)
+    assert client.get("/api/images").json()["name"] == ["caf?.png"]
+    assert client.get("/thumb/0").status_code == 200
+    post(client, "classes", id="class-001", do="add", name="cat")
+    label(client, "label-001", [0], "cat")
+    assert client.get("/api/export?as=csv").text == "file,label,part\n"
+    desk.close()
+    again = opened(tmp_path)
+    assert again.book.state.value(name) == 0
+    again.close()
+
+
+def test_pictures_and_columns_are_not_sent_twice(client: TestClient) -> None:
+    version = client.get("/api/state").json()["version"]
+    first = client.get(f"/thumb/0?v={version}")
+    assert first.headers["cache-control"] == "private, max-age=31536000, immutable"
+    assert client.get("/thumb/0", headers={"If-None-Match": first.headers["etag"]}).status_code == 304
+    columns = client.get("/api/images", headers={"Accept-Encoding": "gzip"})
+    again = client.get("/api/images", headers={"If-None-Match": columns.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    label(client, "label-001", [2], "cat")
+    assert client.get("/api/images", headers={"If-None-Match": columns.headers["etag"]}).status_code == 200
+
+
+def test_new_files_are_found_when_asked_for(client: TestClient, desk: Desk, photos: Path) -> None:
+    Image.new("RGB", (8, 8)).save(photos / "unlabeled" / "new.png")
+    desk._scanned.clear()
+    post(client, "rescan")
+    desk.wait()
+    assert client.get("/api/images?from=7").json()["name"] == ["unlabeled/new.png"]
