@@ -23,7 +23,6 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 exclude_patterns = ["_build", "README.md"]
 default_role = "code"  # docstrings have single backquotes, as Markdown does
 highlight_language = "text"  # of blocks that name none
-smartquotes = False  # two dashes are an option
 python_maximum_signature_line_length = 100
 suppress_warnings = ["myst.header"]  # cards of methods begin their sections where it suits them
 

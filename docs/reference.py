@@ -101,7 +101,7 @@ def _help(command: Any) -> str:
     text = _plain(inspect.cleandoc(command.help or "").replace("\b", ""))
     text, _, examples = text.partition("Examples:")
     shown = "\n".join(line.strip() for line in examples.splitlines() if line.strip())
-    return text.strip() + (f"\n\n```sh\n{shown}\n```" if shown else "")
+    return _coded(text.strip()) + (f"\n\n```sh\n{shown}\n```" if shown else "")
 
 
 def _row(parameter: Any) -> str:
@@ -114,10 +114,15 @@ def _row(parameter: Any) -> str:
     if isinstance(default, list | tuple):
         default = " ".join(map(str, default))
     given = default not in (None, "", ()) and not callable(default) and not parameter.required
-    cells = [f"`{name}`", str(default) if given else "", parameter.help or ""]
+    cells = [f"`{name}`", str(default) if given else "", _coded(parameter.help or "")]
     return "| " + " | ".join(_plain(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
 def _plain(text: str) -> str:
     """Without the marks of the terminal's own markup."""
     return re.sub(r"\\(?=\[)|\[/?b\]", "", text)
+
+
+def _coded(text: str) -> str:
+    """Options as code: two dashes would become a long one."""
+    return re.sub(r"(?<![`\w-])(--?[a-z][\w-]*)(?![\w`-])", r"`\1`", text)

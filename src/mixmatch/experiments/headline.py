@@ -77,7 +77,9 @@ def headline(records: Sequence[Record]) -> str:
         seeds = f"{len(values)} of {len(each.row.seeds_of(each.labels))}"
         share = full_steps(each.row.data) // each.steps
         steps = f"{each.steps:,}" + ("" if share == 1 else f" (1/{share})")
-        what = f"{each.row.name}, {data}{', right' if each.metric == 'accuracy' else ''}"
+        what = f"{each.row.name}, {data}"
+        if each.metric == "accuracy":
+            what = f"PATE student: {what}, accuracy"
         ours = f"**{ours}**" if each.complete else ours
         lines.append(f"| {what} | {label_count(each.labels)} | {steps} | {ours} | {seeds} | {each.target or ''} |")
     return "\n".join(lines)
