@@ -91,8 +91,7 @@ def measure(folder: Path, keys: int) -> list[dict[str, Any]]:
 
     rows = []
     with sync_playwright() as playwright:
-        path = shutil.which("chromium") or shutil.which("google-chrome")
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
         page = browser.new_context(viewport={"width": 1360, "height": 860}).new_page()
         page.set_default_timeout(120_000)
         for name in ("first page, first start", "first page, later"):
@@ -152,6 +151,10 @@ def used(page: Page, keys: int) -> list[dict[str, Any]]:
 
 def row(what: str, values: list[float]) -> dict[str, Any]:
     return {"what": what, "median": statistics.median(values), "worst": max(values), "count": len(values)}
+
+
+def chromium() -> str | None:
+    return shutil.which("chromium") or shutil.which("google-chrome")
 
 
 def serve(folder: Path) -> tuple[subprocess.Popen[str], str]:

@@ -212,6 +212,24 @@ def test_nothing_is_lost_when_the_server_is_killed(tmp_path: Path, serve: Open, 
     assert server.labels() == expected
 
 
+def test_a_full_disk(tmp_path: Path, serve: Open, visit: Open) -> None:
+    server = serve(digits(tmp_path / "photos", 2))
+    watched = visit(server.address)
+    page = watched.page
+    name_classes(page, "a", "b")
+    full = '{"error": "the disk is full: make room, and labeling goes on"}'
+    page.route("**/api/labels", lambda route: route.fulfill(status=507, body=full, content_type="application/json"))
+    first = current(page)
+    page.keyboard.press("1")
+    page.locator("#bars [role=alert]", has_text="the disk is full: make room").wait_for()
+    assert page.locator("#saved").inner_text() == "1 not saved"
+    page.unroute("**/api/labels")
+    saved(page)
+    assert page.locator("#bars [role=alert]").count() == 0
+    watched.check("507")
+    assert server.labels() == {first: "a"}
+
+
 def test_two_people_in_conflict(tmp_path: Path, serve: Open, visit: Open) -> None:
     server = serve(digits(tmp_path / "photos", 5))
     ann, bob = visit(server.address), visit(server.address)
@@ -238,6 +256,65 @@ def test_two_people_in_conflict(tmp_path: Path, serve: Open, visit: Open) -> Non
     ann.check()
     bob.check("ERR_FAILED", "409")
     assert list(server.labels().values()) == ["b"]
+
+
+def test_exam_training_and_guesses(tmp_path: Path, serve: Open, visit: Open) -> None:
+    """From pictures to a model and back: the exam, suggestions, a run watched to its end, guesses confirmed."""
+    server = serve(digits(tmp_path / "photos", 24, side=16))
+    watched = visit(server.address)
+    page, keys = watched.page, watched.page.keyboard
+    name_classes(page, "a", "b")
+    expected = {}
+
+    def label(many: int) -> None:
+        for _ in range(many):
+            name = current(page)
+            expected[name] = name[4]
+            keys.press(CLASSES[name[4]])
+
+    page.locator("#say-exam").get_by_text("Draw 12 pictures").click()
+    page.locator("#say-exam-here").wait_for()
+    label(12)  # then the page goes on to what it suggests
+    page.locator("#exam-count", has_text="12 of 12").wait_for()
+    page.locator("#filter >> option:checked", has_text="Suggested next").wait_for(state="attached")
+    page.locator("#why").wait_for()
+    assert len(page.locator("#why").inner_text()) > 8  # in words
+    exam = set(expected)
+    label(12)
+    assert not exam & set(list(expected)[12:])
+    page.locator("#say-train").get_by_text("Train", exact=True).click()
+    page.locator("#method").select_option("supervised")
+    page.locator("#steps").fill("20")
+    page.locator("#start").click()
+    page.locator("#now [role=progressbar]").wait_for()
+    page.locator("#tab-label").click()  # labeling goes on meanwhile
+    page.locator("#filter").select_option("unlabeled")
+    page.locator("#grid").focus()
+    label(2)
+    page.locator("#tab-train").click()
+    page.locator("#error").wait_for(timeout=120_000)
+    assert "12 exam pictures" in page.locator("#verdict").inner_text()
+    assert re.search(r"\d to \d+\.\d %", page.locator("#verdict").inner_text())
+    page.locator("#now .chart").wait_for()
+    page.locator("#past tbody a", has_text="report").wait_for()
+    page.locator("#tab-guesses").click()
+    page.get_by_label("How sure").select_option("0")
+    strip = page.locator(".strip button")
+    strip.first.wait_for()
+    guessed = page.locator(".chips [aria-pressed=true]").inner_text().split()[0]
+    shares = [float(text.strip(" %>")) for text in strip.all_inner_texts()]
+    assert shares == sorted(shares)  # the least sure come first
+    out = strip.first.get_attribute("aria-label").split(",")[0]
+    total = page.locator("#grid .tile.chosen").count()
+    strip.first.click()  # not this one
+    page.locator("#confirm", has_text=f"Confirm {total - 1} as {guessed}").wait_for()
+    names = [tile.get_attribute("aria-label").split(",")[0] for tile in page.locator("#grid .tile.chosen").all()]
+    page.locator("#grid").press("Enter")
+    page.locator("#toast", has_text="confirmed as").wait_for()
+    saved(page)
+    watched.check()
+    assert out not in names
+    assert server.labels() == expected | dict.fromkeys(names, guessed)
 
 
 def test_names_are_text(tmp_path: Path, serve: Open, visit: Open) -> None:
@@ -279,6 +356,8 @@ def test_phone(tmp_path: Path, serve: Open, visit: Open) -> None:
     name = current_on_phone = page.locator("#grid-1").get_attribute("aria-label").split(",")[0]
     page.locator("#grid-1").tap()
     page.locator("#single:not([hidden])").wait_for()
+    wide = "[...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > 361).map(e => e.outerHTML)"  # fmt: skip # noqa: E501
+    assert page.evaluate(wide) == []
     page.locator(f".side [data-value='{'ab'.index(name[4])}']").tap()
     saved(page)
     assert page.locator("#single").get_attribute("aria-label") != current_on_phone  # the next one

@@ -146,7 +146,7 @@ export class Bench {
     $("#foot").replaceChildren(
       h("b", { id: "which" }, keys),
       h("span", { class: "file" }, grid.items.length ? store.name[n] : ""),
-      note ? h("span", { id: "why" }, note) : "",
+      note && !this.alone ? h("span", { id: "why", title: note }, note) : "",
       size > 1 ? button("Select none", () => grid.none(), { class: "plain small" }) : "",
       h("span", { class: "grow" }),
       h("span", {}, count(grid.items.length, "picture"), " shown"),

@@ -106,10 +106,8 @@ export class CheckView {
     const said = store.text(store.value(n));
     const instead = this.instead.get(n);
     const other = store.classes.find((each) => each.name === instead);
-    this.words.textContent =
-      this.kind === "suspects"
-        ? `Labeled ${said}, ${this.notes.get(n) ?? ""}. ${this.found.why}`
-        : `Labeled ${said}; ${this.notes.get(n) ?? ""}.`;
+    this.words.replaceChildren(`Labeled ${said}; ${this.notes.get(n) ?? ""}.`);
+    if (this.kind === "suspects") this.words.append(h("span", { class: "how soft small" }, this.found.why));
     this.acts.replaceChildren(
       other && instead !== said
         ? primary([`Change to ${instead} `, h("kbd", {}, other.key ?? "")], () => this.change(n, other.id))

@@ -148,7 +148,7 @@ export class GuessesView {
     const named = this.named();
     const doubtful = this.doubtful(named);
     this.words.textContent = named.length
-      ? `Look at the least sure of these ${number(named.length)} first. Click takes a picture out; a class's key corrects the framed one.`
+      ? `Look at the least sure of these ${number(named.length)} first. Click takes one out; a class’s key corrects the framed one.`
       : "Nothing is selected. Click takes a picture in again.";
     this.confirm.replaceChildren(
       `Confirm ${number(named.length)} as ${store.text(this.chosen)} `,

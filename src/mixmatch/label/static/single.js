@@ -1,7 +1,7 @@
 // One picture alone, large, with what is known about it.
 import { get } from "./api.js";
 import { box as dialog } from "./dialogs.js";
-import { button, count, h, percent, svg } from "./dom.js";
+import { button, count, h, percent, say, svg } from "./dom.js";
 import { CONFLICT, EXAM, GONE, UNLABELED } from "./store.js";
 
 const SWIPE = 50; // pixels
@@ -39,7 +39,8 @@ export class Single {
 
   show(n, { position, total, note, following }) {
     const { store } = this;
-    if (this.n !== n) {
+    const turned = this.n !== n;
+    if (turned) {
       this.image.alt = store.name[n];
       this.image.src = store.image(n);
       this.n = n;
@@ -70,7 +71,9 @@ export class Single {
       button("History", () => this.tell(n), { class: "plain small past" }),
       this.close,
     );
-    this.box.setAttribute("aria-label", [store.name[n], store.text(value) || "no label", ...facts].join(", "));
+    const said = [store.name[n], store.text(value) || "no label", ...facts].join(", ");
+    this.box.setAttribute("aria-label", said);
+    if (turned) say(said);
   }
 
   // Who said what of this picture.
