@@ -317,6 +317,53 @@ def test_exam_training_and_guesses(tmp_path: Path, serve: Open, visit: Open) -> 
     assert server.labels() == expected | dict.fromkeys(names, guessed)
 
 
+def test_classes_and_exchange(tmp_path: Path, serve: Open, visit: Open) -> None:
+    """Classes are renamed, merged, hidden and given keys without losing a label; labels go out and come in as files."""
+    server = serve(digits(tmp_path / "photos", 3))
+    watched = visit(server.address)
+    page, keys = watched.page, watched.page.keyboard
+    name_classes(page, "a", "b", "c")
+    names = [current(page)]
+    for key in "123":
+        keys.press(key)
+        names.append(current(page))
+    page.locator("#manage").click()
+    rename = page.get_by_label("Name of a")
+    rename.fill("alpha")
+    rename.press("Enter")
+    page.get_by_label("Merge b into").select_option("alpha")
+    page.get_by_text("1 label becomes alpha").wait_for()
+    page.get_by_role("button", name="Merge", exact=True).click()
+    page.get_by_label("Key of c").fill("q")
+    page.get_by_label("Key of c").press("Enter")
+    page.get_by_label("Move c up").click()
+    page.locator("dialog").get_by_text("b (0 labels)").wait_for()  # merged: hidden, not gone
+    keys.press("Escape")
+    assert [text.split()[:2] for text in page.locator(".side ul:first-of-type .class").all_inner_texts()][:2] == [
+        ["q", "c"],
+        ["1", "alpha"],
+    ]
+    page.locator("#grid").press("q")  # the new key
+    saved(page)
+    expected = {names[0]: "alpha", names[1]: "alpha", names[2]: "c", names[3]: "c"}
+    page.locator("#more").click()
+    page.get_by_role("menuitem", name="Export and import").click()
+    with page.expect_download() as download:
+        page.get_by_text("CSV for --labels-file").click()
+    rows = Path(download.value.path()).read_text().splitlines()
+    assert {tuple(row.split(",")[:2]) for row in rows[1:]} == set(expected.items())
+    other = tmp_path / "more.csv"
+    other.write_text("file,label\n002-b.png,beta\nnobody.png,beta\n")
+    page.get_by_label("File to import").set_input_files(other)
+    page.get_by_text("1 label taken over, 0 were there already, 0 conflicts, 1 unknown file").wait_for()
+    page.get_by_role("button", name="Copy").click()
+    page.locator("dialog [role=status]", has_text="5 pictures in").wait_for()
+    copies = [path for path in tmp_path.glob("photos*/*/*.png") if path.parent.parent.name != "photos"]
+    assert sorted(path.parent.name for path in copies) == ["alpha", "alpha", "beta", "c", "c"]
+    watched.check()
+    assert server.labels() == expected | {"002-b.png": "beta"}
+
+
 def test_names_are_text(tmp_path: Path, serve: Open, visit: Open) -> None:
     folder = digits(tmp_path / "photos", 2)
     evil = "<img src=x onerror=alert(1)>"

@@ -250,7 +250,7 @@ export class Bench {
   }
 
   anywhere(event) {
-    const typing = event.target.closest?.("input, select, textarea, dialog");
+    const typing = event.target.closest?.("input, select, textarea") || $("dialog[open]");
     const control = event.ctrlKey || event.metaKey;
     if (typing || event.isComposing) return;
     if (control && event.key.toLowerCase() === "z") this.reverse(event.shiftKey ? "redo" : "undo");

@@ -122,7 +122,11 @@ export function manageClasses(store, act) {
 
 function confirmMerge(each, into, run) {
   const dialog = box(`Merge ${each.name} into ${into}?`, [
-    h("p", {}, `${count(each.labeled, "label")} become ${into}. ${each.name} stays, hidden. You can undo it.`),
+    h(
+      "p",
+      {},
+      `${count(each.labeled, "label")} ${each.labeled === 1 ? "becomes" : "become"} ${into}. ${each.name} stays, hidden. You can undo it.`,
+    ),
     h(
       "div",
       { class: "acts" },
