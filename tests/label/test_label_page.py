@@ -249,8 +249,17 @@ def test_two_people_in_conflict(tmp_path: Path, serve: Open, visit: Open) -> Non
     assert "ann" in answers.nth(0).inner_text()
     assert "you" in answers.nth(1).inner_text()
     ann.page.locator("#tab-check .n", has_text="1").wait_for()  # she is told too
+    ann.page.locator("#tab-check").click()
+    ann.page.get_by_text("Two answers").click()
+    ann.page.get_by_text("Show both answers").click()
+    ann.page.locator("dialog .pair button").first.wait_for()
+    both = ann.page.locator("dialog .pair button").all_inner_texts()
+    assert [text.split() for text in both] == [["a", "ann"], ["b", "bob"]]
+    ann.page.keyboard.press("Escape")
+    ann.page.locator("#tab-label").click()
     answers.nth(1).click()
     saved(bob.page)
+    ann.page.locator("#filter").select_option("all")
     ann.page.locator("#grid-0 .tag", has_text="b").wait_for()
     ann.page.locator("#tab-check .n").wait_for(state="detached")
     ann.check()

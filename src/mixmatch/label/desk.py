@@ -116,6 +116,7 @@ class Desk:
             book, state = self.book, self.book.state
             file = book.listing.files[n]
             guess = int(self.view.column("guess")[n])
+            lost = state.conflicts.get(file)
             body: Body = {
                 "n": n,
                 "name": self.view._shown_names()[n],
@@ -124,6 +125,9 @@ class Desk:
                 "label": state.name(state.value(file)),
                 "flags": int(self.view.column("flags")[n]),
                 "guess": None if guess < 0 else {"class": state.name(guess), "sure": int(self.view.column("sure")[n])},
+                "conflict": None
+                if lost is None
+                else {"label": state.name(lost.value), "who": state.people[lost.who].name},
                 "history": book.history(file),
             }
         try:

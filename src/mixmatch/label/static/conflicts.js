@@ -9,20 +9,14 @@ export function remember(conflicts) {
   for (const conflict of conflicts) known.set(conflict.n, conflict);
 }
 
+// The label that counts now and the one that came later, each with who gave it.
 async function answers(store, n) {
-  const here = store.text(store.value(n)) || "no label";
-  const conflict = known.get(n);
-  const text = (wire) => (wire === null ? "no label" : wire.startsWith(":") ? store.text(store.fromWire(wire)) : wire);
-  if (conflict)
-    return [
-      { value: conflict.theirs, text: text(conflict.theirs), who: conflict.who },
-      { value: conflict.yours, text: text(conflict.yours), who: "you" },
-    ];
-  const { history } = await get(`/api/picture/${n}`);
-  const seen = new Map();
-  for (const { what, who } of history) if (!seen.has(what)) seen.set(what, { value: what, text: text(what), who });
-  const found = [...seen.values()].slice(0, 2);
-  return found.length ? found : [{ value: store.wire(store.value(n)), text: here, who: "now" }];
+  const text = (wire) => (wire === null ? "no label" : store.text(store.fromWire(wire)));
+  const told = known.get(n);
+  const found = told ? { label: told.yours, who: "you" } : (await get(`/api/picture/${n}`)).conflict;
+  const now = store.wire(store.value(n));
+  const first = { value: now, text: text(now), who: told?.who ?? store.state.people[store.who[n]] ?? "" };
+  return found ? [first, { value: found.label, text: text(found.label), who: found.who }] : [first];
 }
 
 export async function decide(store, bench, n) {
