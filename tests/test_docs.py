@@ -21,7 +21,7 @@ from PIL import Image
 
 import mixmatch
 from mixmatch import api, callbacks, estimator
-from mixmatch.cli import Lazy, command_line
+from mixmatch.cli import COMMANDS, Group, Lazy, command_line
 from mixmatch.training.run import RunFolder
 
 ROOT = Path(__file__).parents[1]
@@ -326,6 +326,25 @@ def test_the_page_on_run_folders_names_what_is_in_one(world: Path) -> None:
     for path in run.iterdir():
         if not path.name.startswith("."):
             assert f"`{path.name.partition('.tfevents')[0]}" in page, path.name
+
+
+def test_the_reference_has_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The site's pages that are made from the code."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    reference = importlib.import_module("reference")
+    names = {name for name in mixmatch.__all__ if callable(getattr(mixmatch, name))}
+    assert names <= set(re.findall(r":: mixmatch\.(\w+)", reference.python()))
+    page = reference.commands()
+    for name, entry in COMMANDS.items():
+        for path in [f"{name} {sub}" for sub in entry.commands] if isinstance(entry, Group) else [name]:
+            assert f"\n## mixmatch {path}\n" in page
+    section = page[page.index("## mixmatch pate label") : page.index("## mixmatch pate teachers")]
+    assert "| `--max-epsilon` |" in section
+    assert "`mixmatch pate label" not in section  # examples are a block
+    for words in commands(page):
+        ours = of_mixmatch(words)
+        if ours is not None:
+            parse(ours)
 
 
 # ---------------------------------------------------------------- this file
