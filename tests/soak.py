@@ -150,10 +150,12 @@ def differences(a: Path, b: Path) -> list[str]:
 
 
 def timeless(path: Path) -> list[dict[str, Any]]:
-    """A file's JSON objects without their seconds."""
+    """A file's JSON objects without their seconds, and the hashes of files that hold seconds."""
     text = path.read_text()
     objects = map(json.loads, text.splitlines() if path.suffix == ".jsonl" else [text])
-    return [{name: value for name, value in content.items() if name != "seconds"} for content in objects]
+    return [
+        {name: value for name, value in content.items() if name not in ("seconds", "sha256")} for content in objects
+    ]
 
 
 def clock(seconds: float) -> str:

@@ -39,6 +39,14 @@ Inputs = npt.NDArray[Any] | Mapping[str, Values] | PathLike | Sequence[PathLike]
 """Rows to predict."""
 
 
+class UnreadableModel(MixMatchError):
+    """A file that cannot be used as a model."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path} cannot be read as a model ({why}): copy it anew, or train it again")
+        self.why = why
+
+
 class ModelInfo(NamedTuple):
     """A model without its weights: the name of its network, what it takes and what it gives."""
 
@@ -206,7 +214,7 @@ class Classifier:
         try:
             metadata = tensors_.read_metadata(path, follow=follow)
             if metadata.get("format") != "mixmatch-1":
-                raise MixMatchError(f"{path} is not a model of mixmatch")
+                raise MixMatchError(f"{path} is not a model of mixmatch: name a run folder or its model.safetensors")
             parts = ("classes", "input_shape", "encoding")
             info = ModelInfo.from_dict(
                 {"network": metadata["network"]}
@@ -214,11 +222,11 @@ class Classifier:
             )
             tensors, _ = tensors_.read(path, info.most if network is None else tensors_.MOST, follow=follow)
         except FileNotFoundError:
-            raise MixMatchError(f"there is no model at {path}") from None
+            raise MixMatchError(f"there is no model at {path}: name a run folder or its model.safetensors") from None
         except OSError as error:
-            raise MixMatchError(f"{path} cannot be read as a model ({error.strerror or error})") from None
+            raise UnreadableModel(path, error.strerror or str(error)) from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise MixMatchError(f"{path} cannot be read as a model ({error})") from None
+            raise UnreadableModel(path, str(error)) from None
         return cls.from_tensors(tensors, info, path, device, network)
 
     @classmethod
@@ -244,7 +252,7 @@ class Classifier:
         try:  # a checkpoint also holds a method's further heads, which are of use in training alone
             network.load_state_dict({k: t for k, t in tensors.items() if k in names or not k.startswith("heads.")})
         except (RuntimeError, TypeError) as error:
-            raise MixMatchError(f"{path} does not fit its network ({str(error).splitlines()[0]})") from None
+            raise UnreadableModel(path, f"it does not fit its network: {str(error).splitlines()[0]}") from None
         return cls(network.to(device), name, info.classes, info.input_shape, info.encoding)
 
 
@@ -279,16 +287,23 @@ def load_run(path: str | Path, device: str = "auto", network: nn.Module | None =
     """
     where, path = pick_device(device), Path(path)
     if path.is_file():
+        _verify_alone(path)
         return Classifier.load(path, where, network)
     run = RunFolder(path)
     config = run.config()
     if os.path.lexists(run.model):
-        return Classifier.load(run.model, where, network, follow=False)
+        run.verify(run.model.name)
+        try:
+            return Classifier.load(run.model, where, network, follow=False)
+        except UnreadableModel as error:
+            raise run.damaged(run.model.name, error.why, "cannot be read as a model") from None
     saved = run.load_checkpoint()
     if saved is None:
-        raise MixMatchError(f"{path} has no model yet: its training has not reached a checkpoint")
+        raise MixMatchError(
+            f"{path} has no model yet: its training has not reached a checkpoint; continue it with resume=True"
+        )
     if not isinstance(config["settings"].get("network"), str):
-        raise MixMatchError(f"{path / 'config.json'} is damaged: its settings name no network")
+        raise run.damaged("config.json", "its settings name no network")
     settings = config["settings"]
     named = {**config, "network": settings["network"]}
     if settings.get("features", "none") != "none":
@@ -297,5 +312,16 @@ def load_run(path: str | Path, device: str = "auto", network: nn.Module | None =
     try:
         info = ModelInfo.from_dict(named)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise MixMatchError(f"{path / 'config.json'} is damaged ({error})") from None
+        raise run.damaged("config.json", str(error)) from None
     return Classifier.from_tensors({**saved.weights, **saved.ema}, info, path, where, network)
+
+
+def _verify_alone(path: Path) -> None:
+    """Check a model that is named by itself, if it lies in its run folder and there is a result to check it against."""
+    run = RunFolder(path.parent)
+    try:
+        run.result()
+    except MixMatchError:  # damaged: then the model alone is what still works
+        return
+    if path.name == run.model.name and run.exists():
+        run.verify(path.name)

@@ -68,13 +68,15 @@ def _plain(path: Path, flags: int, most: int | None = None, mode: int = 0o666, *
     try:
         handle = os.open(path, flags | careful, mode)
     except IsADirectoryError:
-        raise NotPlain(path, "it is a folder, not a file") from None
+        raise NotPlain(path, os.strerror(errno.EISDIR)) from None
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe or a socket
             raise NotPlain(path, "it is not a plain file") from None
         raise
     about = os.fstat(handle)
     wrong = None if stat.S_ISREG(about.st_mode) else "it is not a plain file"
+    if stat.S_ISDIR(about.st_mode):
+        wrong = os.strerror(errno.EISDIR)
     if wrong is None and most is not None and about.st_size > most:
         wrong = f"it has {about.st_size:,} bytes, more than the {most:,} that such a file may have"
     if wrong is not None:

@@ -277,7 +277,7 @@ def test_damage_without_an_older_one(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     path = save(run.checkpoints, made(5))
     (path / "ema.safetensors").unlink()
-    with pytest.raises(MixMatchError, match=r"ema\.safetensors is missing; there is no older one$"):
+    with pytest.raises(MixMatchError, match=r"ema\.safetensors is missing; there is no older one; start again"):
         run.load_checkpoint()
 
 

@@ -247,7 +247,7 @@ def test_not_a_run_folder(tmp_path: Path, where: str) -> None:
         path.write_text("")
     run = RunFolder(path)
     assert not run.exists()
-    with pytest.raises(MixMatchError, match=r"is not a run folder: it has no config\.json$") as caught:
+    with pytest.raises(MixMatchError, match=r"is not a run folder: it has no config\.json") as caught:
         run.config()
     assert str(path) in str(caught.value)
 
@@ -255,7 +255,7 @@ def test_not_a_run_folder(tmp_path: Path, where: str) -> None:
 @pytest.mark.parametrize("content", ['{"format": 2}', '{"format": "1"}', "{}", "[]", "3", "null"])
 def test_a_config_of_another_version(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(MixMatchError, match=r"config\.json was not written by this version of mixmatch$"):
+    with pytest.raises(MixMatchError, match=r"config\.json was not written by this version of mixmatch"):
         RunFolder(tmp_path).config()
 
 
@@ -265,7 +265,7 @@ def test_a_config_with_something_missing(tmp_path: Path, name: str) -> None:
     config: dict[str, Any] = {"settings": {}, "classes": [], "input_shape": [], "split": {}}
     for wrong in ({**config, name: 3}, {key: value for key, value in config.items() if key != name}):
         run.write_config(wrong)
-        with pytest.raises(MixMatchError, match=rf"config\.json is damaged: it has no {name}$"):
+        with pytest.raises(MixMatchError, match=rf"config\.json is damaged \(it has no {name}\)"):
             run.config()
 
 
@@ -280,7 +280,7 @@ def test_a_damaged_config_or_result(tmp_path: Path, name: str, content: bytes) -
 def test_a_config_without_the_hash_of_its_split(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.write_config({"settings": {}, "classes": [], "input_shape": [], "split": {}})
-    with pytest.raises(MixMatchError, match=r"config\.json is damaged: its split has no hash"):
+    with pytest.raises(MixMatchError, match=r"config\.json is damaged \(its split has no hash"):
         run.config()
 
 

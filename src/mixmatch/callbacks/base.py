@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mixmatch.errors import MixMatchError
-from mixmatch.settings import flat, from_dict
+from mixmatch.settings import flat
 from mixmatch.storage import replace_durably
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import RunFolder, RunRecord
@@ -86,7 +86,7 @@ class Events(Reporter):
         self._following: list[Callback] = []
 
     def start(self, title: str, step: int, total: int) -> None:
-        settings = from_dict(RunFolder(self._folder).config()["settings"])
+        settings = RunFolder(self._folder).settings()
         run = Started(self._folder, flat(settings), step)
         for callback in self._callbacks:
             try:

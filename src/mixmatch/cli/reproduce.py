@@ -32,7 +32,7 @@ from mixmatch.execution.executor import executor_for
 from mixmatch.experiments import figures, paper_tables, records
 from mixmatch.experiments.reproduce import Planned, choose, estimate, find_table, finished, plan, run_all, state
 from mixmatch.experiments.tables import TABLES
-from mixmatch.settings import Precision, from_dict
+from mixmatch.settings import Precision
 from mixmatch.text import duration
 from mixmatch.training.device import pick_device
 from mixmatch.training.run import Record, RunFolder
@@ -188,7 +188,7 @@ def _list(name: str, runs: list[Planned], out: Path, results: Path, device: str,
 def _label_guessing(run: Path | None, results: Path, data_dir: Path | None, device: str) -> None:
     if run is None:
         raise MixMatchError(f"{FIGURE} shows a trained model's guesses: name its run folder with --run")
-    settings = from_dict(RunFolder(run).config()["settings"])
+    settings = RunFolder(run).settings()
     data = api.open_run(run, data_dir)
     source, split = data.source, data.split
     if not source.train.is_images:

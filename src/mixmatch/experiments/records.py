@@ -12,6 +12,7 @@ from typing import Any
 from mixmatch.errors import MixMatchError
 from mixmatch.settings import Settings, from_dict
 from mixmatch.storage import read_json, replace_durably
+from mixmatch.training import damage
 from mixmatch.training.run import FORMAT, Record
 
 Experiment = tuple[tuple[str, Any], ...]
@@ -65,6 +66,7 @@ def save(record: Record, folder: Path) -> Path:
     """Put a record into the folder; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file_name(record)
+    record = {name: value for name, value in record.items() if name != damage.HASHES}  # of files that are not here
     replace_durably(path, (json.dumps({"format": FORMAT, **record}, indent=1) + "\n").encode())
     return path
 
@@ -96,6 +98,8 @@ def _load(path: Path) -> Record:
         raise MixMatchError(f"it cannot be read ({error})") from None
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise MixMatchError("it is not a record of this version")
+    if not damage.is_whole(record):
+        raise MixMatchError("it is damaged: it is not what was written")
     missing = [name for name, kind in NEEDED.items() if not isinstance(record.get(name), kind)]
     if missing:
         raise MixMatchError(f"it has no {', '.join(missing)}")

@@ -13,7 +13,7 @@ from mixmatch.data.validation import number_of_folds
 from mixmatch.execution.here import run_one
 from mixmatch.report.gather import Report
 from mixmatch.report.write import write_report
-from mixmatch.settings import Settings, from_dict, of_run, resolve, updated
+from mixmatch.settings import Settings, of_run, resolve, updated
 from mixmatch.training import progress
 from mixmatch.training.cross_validate import cross_validate as validate
 from mixmatch.training.device import pick_device
@@ -38,7 +38,7 @@ def conclude(
         The report, and where its page is.
     """
     job = work.job
-    settings = from_dict(RunFolder(job.out).config()["settings"])
+    settings = RunFolder(job.out).settings()
     tested = len(data.split.test) > 0
     # Labels alone are of interest only if the method uses more.
     method = work.method or settings.build_method()

@@ -96,10 +96,15 @@ def save(folder: Path, checkpoint: Checkpoint, check: Callable[[], None] = lambd
         final.rename(folder / ".replaced")
     temporary.rename(final)
     sync_folder(folder)
+    tidy(folder)
+    return final
+
+
+def tidy(folder: Path) -> None:
+    """Keep the newest checkpoints and nothing else. Saving ends with it, unless the process is killed just then."""
     _clean(folder)
     for old in list_checkpoints(folder)[KEPT:]:
         remove_folder(old)
-    return final
 
 
 def load(path: Path, most: int = tensors.MOST) -> Checkpoint:

@@ -79,7 +79,7 @@ class Loop:
             self._earlier, self._records = resume.state["seconds"], resume.state["evaluations"]
         self.world = trainer.world
         if self.world.leads:
-            run.cut_metrics(self._records)
+            run.cut_metrics(self._records, None if resume is None else resume.state.get("metrics_sha256"))
         self._evaluated_at = run.metrics()[self._records - 1]["step"] if self._records else -1
         if watch is not None:
             for record in run.metrics():
@@ -185,7 +185,7 @@ class Loop:
         trainer.check_finite()
         if self.world.leads:
             now = trainer.checkpoint()
-            now.state.update(evaluations=self._records, seconds=self.seconds)
+            now.state.update(evaluations=self._records, seconds=self.seconds, metrics_sha256=self.run.metrics_sha256())
             self.run.save_checkpoint(now)
         self._saved_at, self._saved_time = trainer.step, time.monotonic()
 

@@ -4,23 +4,26 @@ config.json          settings, split, classes; enough to do the run again
 metrics.jsonl        a line per evaluation
 checkpoint/          the last two checkpoints
 model.safetensors    the averaged model, with what it takes to use it in its metadata
-result.json          written when the run is finished: the record that tables and reports are made from
+result.json          written when the run is finished: the record that tables and reports are made from, with hashes
 .attempt             which attempt at the run may write: its number, and a mark of its own
 .end                 that the run shall end early, and why: a search for settings writes it, from whatever machine
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from mixmatch import networks
 from mixmatch.errors import MixMatchError
+from mixmatch.settings import Settings, from_dict
 from mixmatch.storage import (
     NotPlain,
     open_own,
@@ -36,13 +39,16 @@ from mixmatch.storage import (
     write_durably,
 )
 from mixmatch.text import duration, html_table
-from mixmatch.training import checkpoint, tensors
+from mixmatch.training import checkpoint, damage, tensors
 from mixmatch.training.checkpoint import Checkpoint, Damaged
 
 Record = dict[str, Any]
 FORMAT = 1
 MOST_METRICS, LONGEST_LINE = 2**30, 2**20
 """Bytes of metrics.jsonl and of a line in it, at most."""
+
+SEALED = ("model.safetensors", "metrics.jsonl")
+"""The files whose hashes a result holds."""
 
 EVENTS = "events.out.tfevents"
 """What the names of TensorBoard's files begin with."""
@@ -93,6 +99,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._held, self._attempt = False, ""
+        self._began_in: tuple[int, int] | None = None
         self.checkpoints = path / "checkpoint"
         self.model = path / "model.safetensors"
 
@@ -137,20 +144,39 @@ class RunFolder:
         try:
             if not try_lock(handle):
                 raise Busy(f"another process is writing to {self.path}: wait for it or choose another folder with out=")
-            self._held, self._attempt = True, ""
+            self._held, self._attempt, self._began_in = True, "", self._folder()
             yield
         except OSError as error:
             raise self.cannot_write(error) from None
         finally:
-            self._held = False
+            self._held, self._began_in = False, None
             os.close(handle)
 
     def cannot_write(self, error: OSError, kept: str = "") -> MixMatchError:
         """What to say of a write that failed."""
+        if (moved := self._moved()) is not None:
+            return moved
         if isinstance(error, NotPlain):
             return MixMatchError(f"cannot write to {self.path}: {_place(error)}")
         why = error.strerror or error
         return MixMatchError(f"cannot write to {self.path} ({why}): {kept}make room, then continue with resume=True")
+
+    def _folder(self) -> tuple[int, int] | None:
+        """What the system knows the folder by, whatever its name; None if it is not there."""
+        try:
+            about = self.path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return about.st_dev, about.st_ino
+
+    def _moved(self) -> MixMatchError | None:
+        """The error if the folder is no longer where it was: to write on would make a second one."""
+        if self._began_in in (None, self._folder()):
+            return None
+        return MixMatchError(
+            f"{self.path} was moved or removed while the run was in it, and the run ends: what was saved is where the "
+            "folder is now; continue it there with resume=True and out="
+        )
 
     def attempt(self) -> int:
         """How many times this run was begun or resumed; 0 if an earlier version did it."""
@@ -174,6 +200,8 @@ class RunFolder:
     def check_attempt(self) -> None:
         """Before a write. The first one begins the attempt, so that a job that is refused leaves no trace; later it is
         an error if another has begun since."""
+        if (moved := self._moved()) is not None:
+            raise moved
         if self._held and not self._attempt:
             self._begin_attempt()
         if self._attempt and self._attempt_file() not in ("", self._attempt):
@@ -188,41 +216,90 @@ class RunFolder:
     def asked_to_end(self) -> str | None:
         """Why the run shall end early; None if it shall not."""
         try:
-            return (self.path / ".end").read_text(errors="replace")
+            return " ".join(read_plain(self.path / ".end", 4096).decode(errors="replace").split())
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except NotPlain as error:
+            raise MixMatchError(_place(error)) from None
 
     def write_config(self, config: Record) -> None:
         self._write("config.json", {"format": FORMAT, **config})
 
     def config(self) -> Record:
-        config = self._read("config.json", f"{self.path} is not a run folder: it has no config.json")
+        config = self._read("config.json")
         for name, kind in {"settings": dict, "classes": list, "input_shape": list, "split": dict}.items():
             if not isinstance(config.get(name), kind):
-                raise MixMatchError(f"{self.path / 'config.json'} is damaged: it has no {name}")
+                raise self.damaged("config.json", f"it has no {name}")
         if not isinstance(config["split"].get("hash"), str):
-            raise MixMatchError(f"{self.path / 'config.json'} is damaged: its split has no hash")
+            raise self.damaged("config.json", "its split has no hash")
         return config
 
+    def settings(self) -> Settings:
+        """The settings that the run was begun with."""
+        try:
+            return from_dict(self.config()["settings"])
+        except (TypeError, AttributeError) as error:  # a list where a name should be
+            raise self.damaged("config.json", f"its settings make no sense ({error})") from None
+
     def end_at(self, steps: int) -> None:
-        """Change the number of steps. The result is deleted first, so a crash in between leaves an interrupted run,
-        never a finished one of the wrong length."""
-        self._forget_end()
+        """Change the number of steps. The result is deleted after that: a crash in between leaves a finished run whose
+        settings ask for more, and which takes those steps when it is resumed."""
         config = self.config()
         self.write_config({**config, "settings": {**config["settings"], "steps": steps}})
+        self._forget_end()
 
-    def write_result(self, result: Record) -> None:
-        self._write("result.json", {"format": FORMAT, **result})
+    def write_result(self, result: Record) -> RunRecord:
+        """Write the record, with the hashes of the files it is about; returns it with them."""
+        there = [name for name in SEALED if (self.path / name).exists()]
+        hashes = {name: damage.file_sha256(self.path / name, tensors.MOST) for name in there}
+        whole = damage.sealed({"format": FORMAT, **result}, hashes)
+        self._write("result.json", whole)
+        return _without_format(whole)
+
+    def finished(self) -> bool:
+        """Whether there is a result, be it damaged."""
+        return os.path.lexists(self.path / "result.json")
 
     def result(self) -> RunRecord | None:
-        """The record of a finished run, as `write_result` got it."""
-        if not (self.path / "result.json").exists():
+        """The record of a finished run, as `write_result` gave it."""
+        if not self.finished():
             return None
-        return RunRecord((name, value) for name, value in self._read("result.json").items() if name != "format")
+        content = self._read("result.json")
+        if not damage.is_whole(content):
+            raise self.damaged("result.json", "it is not what was written")
+        return _without_format(content)
+
+    def verify(self, *names: str) -> None:
+        """Check files of a finished run against its result. Of an earlier version's there is nothing to check."""
+        result = self.result()
+        hashes = {} if result is None else result.get(damage.HASHES, {})
+        for name in names:
+            try:
+                same = name not in hashes or damage.file_sha256(self.path / name, tensors.MOST) == hashes[name]
+            except FileNotFoundError:
+                raise self.damaged(name, "it is missing") from None
+            except OSError as error:
+                raise self.damaged(name, error.strerror or str(error)) from None
+            if not same:
+                raise self.damaged(name, "it is not what the run wrote")
+
+    def damaged(self, name: str, why: str, is_damaged: str = "is damaged") -> MixMatchError:
+        """The error for a file that cannot be used: what still can be, and what to do."""
+        return MixMatchError(f"{self.path / name} {is_damaged} ({why}): {self._way_out(name)}")
+
+    def _way_out(self, name: str) -> str:
+        model = self.model if name != self.model.name and self.model.is_file() else None
+        newest = None
+        with suppress(OSError):
+            newest = next((path.name for path in checkpoint.list_checkpoints(self.checkpoints)), None)
+        return damage.way_out(name, model, newest)
 
     def metrics(self) -> list[Record]:
         """The evaluations so far. A last line cut short by a crash does not count."""
-        path = self.path / "metrics.jsonl"
+        self.verify("metrics.jsonl")
+        return self._evaluations()
+
+    def _evaluations(self) -> list[Record]:
         records: list[Record] = []
         for line in self._lines():
             try:
@@ -230,8 +307,8 @@ class RunFolder:
             except ValueError:
                 record = None
             if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-                number = len(records) + 1
-                raise MixMatchError(f"line {number} of {path} is damaged: start again in another folder")
+                where = f"line {len(records) + 1} of {self.path / 'metrics.jsonl'}"
+                raise MixMatchError(f"{where} is damaged: {self._way_out('metrics.jsonl')}")
             records.append(record)
         return records
 
@@ -248,7 +325,12 @@ class RunFolder:
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
-            raise MixMatchError(f"{path} cannot be read ({error}): start again in another folder") from None
+            why = getattr(error, "strerror", None) or str(error)
+            raise self.damaged("metrics.jsonl", why, "cannot be read") from None
+
+    def metrics_sha256(self, count: int | None = None) -> str:
+        """The hash of the evaluations so far, or of the first `count`."""
+        return hashlib.sha256(b"".join(islice(self._lines(), count))).hexdigest()
 
     def append_metrics(self, record: Record) -> None:
         self.check_attempt()
@@ -257,16 +339,15 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
 
-    def cut_metrics(self, count: int) -> None:
-        """Keep the first `count` evaluations: those a checkpoint knows of."""
-        lines = [json.dumps(record) + "\n" for record in self.metrics()]
-        if len(lines) < count:
-            raise MixMatchError(
-                f"{self.path}/metrics.jsonl has {len(lines)} of the {count} evaluations its checkpoint knows of: "
-                "it was changed by hand; start again in another folder"
-            )
+    def cut_metrics(self, count: int, sha256: str | None = None) -> None:
+        """Keep the first `count` evaluations: those a checkpoint knows of, and the hash of."""
+        there = len(self._evaluations())
+        if there < count:
+            raise self.damaged("metrics.jsonl", f"it has {there} of the {count} evaluations its checkpoint knows of")
+        if sha256 not in (None, self.metrics_sha256(count)):
+            raise self.damaged("metrics.jsonl", "it is not what the run wrote")
         self.check_attempt()
-        replace_durably(self.path / "metrics.jsonl", "".join(lines[:count]).encode())
+        replace_durably(self.path / "metrics.jsonl", b"".join(islice(self._lines(), count)))
 
     def save_checkpoint(self, now: Checkpoint) -> None:
         self.check_attempt()
@@ -284,7 +365,10 @@ class RunFolder:
         found = self._checkpoints()
         if name is not None and name not in [path.name for path in found]:
             have = ", ".join(path.name for path in found) or "none"
-            raise MixMatchError(f"{self.path} has no checkpoint '{name}' (there is: {have})")
+            raise MixMatchError(
+                f"{self.path} has no checkpoint '{name}' (there is: {have}): name one that is there, or leave out "
+                "checkpoint="
+            )
         chosen = next((path for path in found if name is None or path.name == name), None)
         if chosen is None:
             return None
@@ -292,7 +376,10 @@ class RunFolder:
             return checkpoint.load(chosen, self._most_tensors())
         except Damaged as error:
             older = next((path.name for path in found[found.index(chosen) + 1 :]), None)
-            advice = f"continue from the one before it with checkpoint={older}" if older else "there is no older one"
+            advice = f"continue from the one before it with checkpoint={older}"
+            if older is None:
+                works = "the finished model still works; to train on, " if self.model.is_file() else ""
+                advice = f"there is no older one; {works}start again in another folder with out="
             raise MixMatchError(f"the checkpoint {chosen} is damaged: {error}; {advice}") from None
 
     def forget_after(self, step: int) -> None:
@@ -302,6 +389,11 @@ class RunFolder:
             if path.name == checkpoint.name_of(step):
                 break
             remove_folder(path)
+
+    def tidy_checkpoints(self) -> None:
+        """Remove what a process left that was killed as it saved: a run that resumes at its end saves no more."""
+        self.check_attempt()
+        checkpoint.tidy(self.checkpoints)
 
     def _checkpoints(self) -> list[Path]:
         """Newest first."""
@@ -333,18 +425,29 @@ class RunFolder:
         self.check_attempt()
         replace_durably(self.path / name, json.dumps(content, indent=1).encode())
 
-    def _read(self, name: str, missing: str | None = None) -> Record:
+    def _read(self, name: str) -> Record:
         path = self.path / name
         try:
             content = read_json(path)
         except (FileNotFoundError, NotADirectoryError):
-            raise MixMatchError(missing or f"{path} is missing") from None
+            if not self.model.is_file() and name == "config.json":
+                raise MixMatchError(
+                    f"{self.path} is not a run folder: it has no {name}; name one that train has written"
+                ) from None
+            raise self.damaged(name, "it is missing") from None
         except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise MixMatchError(f"{path} cannot be read ({why})") from None
+            why = getattr(error, "strerror", None) or str(error)
+            raise self.damaged(name, why, "cannot be read") from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise MixMatchError(f"{path} was not written by this version of mixmatch")
+            raise MixMatchError(
+                f"{path} was not written by this version of mixmatch: use the one that wrote it, or start again in "
+                "another folder with out="
+            )
         return content
+
+
+def _without_format(content: Record) -> RunRecord:
+    return RunRecord((name, value) for name, value in content.items() if name != "format")
 
 
 def baseline_of(run: Path) -> Path:

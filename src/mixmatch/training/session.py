@@ -48,7 +48,7 @@ from mixmatch.training.device import (
 )
 from mixmatch.training.loop import Loop
 from mixmatch.training.record import make_record
-from mixmatch.training.run import Ended, Record, RunFolder, RunRecord
+from mixmatch.training.run import SEALED, Ended, Record, RunFolder, RunRecord
 from mixmatch.training.stop import Stop
 from mixmatch.training.torchrun import STALE_ADDRESSES, restarts_may_fail
 from mixmatch.training.trainer import Trainer
@@ -207,7 +207,7 @@ def open_run(run: RunFolder, opener: Callable[[Settings], Data], data: str | Pat
     """The data of a run that was trained, at another place if `data` is given. Data that has changed since is refused:
     it would be split anew, and the run evaluated on what it has learned from."""
     config = run.config()
-    settings = settings_.from_dict(config["settings"])
+    settings = run.settings()
     if data is not None and settings.data.removesuffix("-test") in data_.SOURCES:
         raise MixMatchError(f"data= is for a run on your own data, but {run.path} is of '{settings.data}'")
     settings = located(settings, config.get("folder"), data)
@@ -356,15 +356,16 @@ def _running(
     job, run = work.job, RunFolder(work.job.out)
     if job.checkpoint_every is not None and job.checkpoint_every < 1:
         raise MixMatchError(f"checkpoint_every={job.checkpoint_every} must be 1 or more")
-    began, finished = run.continues(job.resume), None
+    began, finished = run.continues(job.resume), run.finished()
     settings = job.settings
     if began:
         settings = resumed(job, run, work.method)
-        finished = run.result()
-        if finished is not None and job.checkpoint is None and finished["steps"] == settings.steps:
+        record = run.result() if job.checkpoint is None else None
+        if record is not None and record["steps"] == settings.steps:
+            run.verify(*SEALED)
             if isinstance(work.data, Data):
                 _refuse_changed(run, run.config(), work.data)
-            return finished
+            return record
     if (why := run.asked_to_end()) is not None:
         raise Ended(run.path, why)
     _check_folder(job, run, settings, work, began)
@@ -396,7 +397,7 @@ def _running(
         if not world.leads:
             return (yield from _following(trainer, run, stop, job, began))
         held.enter_context(run.lock())  # makes the folder, so everything that may be refused is refused above
-        if run.continues(resume=False) if not began else finished is None and run.result() is not None:
+        if run.continues(resume=False) if not began else run.finished() and not finished:
             raise MixMatchError(f"another process has worked in {run.path} meanwhile: look at it, then start again")
         about = {"settings": settings.to_dict(), **_described(data), "compile": compile, "threads": count}
         if world.size > 1:
@@ -416,8 +417,7 @@ def _running(
         record = make_record(
             settings, data.split, run.metrics(), seconds, device, trainer.engine, trainer.machines, threads=count
         )
-        run.write_result(record)
-        return world.from_leader(record)
+        return world.from_leader(run.write_result(record))
 
 
 def _following(trainer: Trainer, run: RunFolder, stop: Stop, job: Job, began: bool) -> Generator[None, None, RunRecord]:
@@ -453,7 +453,7 @@ def resumed(job: Job, run: RunFolder, method: Method | None) -> Settings:
         raise MixMatchError(
             f"{run.path} holds a run already: continue it with resume=True, or choose another with out="
         )
-    before, wanted = settings_.from_dict(run.config()["settings"]), job.settings
+    before, wanted = run.settings(), job.settings
     if job.chosen("method") and wanted.method != before.method:  # what follows from it is not worth saying
         raise _other_settings(run, [f"method: {before.method} -> {wanted.method}"])
     values = {name: value for name, value in settings_.flat(wanted).items() if job.chosen(name)}
@@ -493,15 +493,20 @@ def _resume(run: RunFolder, config: Record, checkpoint: str | None) -> Checkpoin
             f"the data has changed since {run.path} was started ({what}): start again in another folder"
         )
     saved = run.load_checkpoint(checkpoint)
-    if saved is None and run.result() is not None:
+    if saved is None and run.finished():
         raise MixMatchError(
             f"{run.path} is finished and has no checkpoint to resume from: start again in another folder"
         )
     if saved is not None and saved.step > steps:
-        raise MixMatchError(f"{run.path} has taken {saved.step:,} steps already: it cannot end after {steps:,}")
+        raise MixMatchError(
+            f"{run.path} has taken {saved.step:,} steps already: it cannot end after {steps:,}; give more "
+            "steps=, or go back to an earlier one with checkpoint="
+        )
     if saved is not None and checkpoint is not None:
         run.forget_after(saved.step)
-    if run.config()["settings"]["steps"] != steps:
+    if saved is not None:
+        run.tidy_checkpoints()
+    if run.config()["settings"]["steps"] != steps or run.finished():
         run.end_at(steps)
     return saved
 

@@ -527,9 +527,9 @@ class Trainer:
         self.wait()
         network = self.model.network
         if _shapes(saved.weights) != _shapes(network.state_dict()) or _shapes(saved.ema) != _shapes(self.model.ema):
-            raise MixMatchError("the checkpoint is of another network than this run's settings name")
+            raise MixMatchError("the checkpoint is of another network than its run names: start again with out=")
         if _shapes(saved.method) != _shapes(self.state):
-            raise MixMatchError("the checkpoint holds another state of the method than this run's")
+            raise MixMatchError("the checkpoint holds another state of the method: start again with out=")
         network.load_state_dict(saved.weights)
         for kept, values in ((self.model.ema, saved.ema), (self.state, saved.method)):
             for name, value in values.items():
