@@ -27,7 +27,7 @@ def test_validation_rows_of_the_split() -> None:
     assert (len(found.source.test), len(found.split.test)) == (0, 0)
     assert found.split.valid.tolist() == [17]  # the others have no label
     assert found.split.labeled.tolist() == list(range(6))
-    assert found.basis.on == "1 validation row"
+    assert found.basis.missing.startswith("a trial of a search holds no test rows")
 
 
 def test_folds_of_the_labels() -> None:
