@@ -199,3 +199,20 @@ def test_rules_for_what_to_label_name_pictures_without_a_label(monkeypatch: pyte
     assert _marked([10, 11, 12], [20, 21, 22.5]) == "**11.0 ± 1.0**"  # 10 less on average, ± 0.3
     assert _marked([30, 31, 32], [20, 21, 22.5]) == "*31.0 ± 1.0*"
     assert _marked([10, 31, 22], [20, 21, 22.5]) == "21.0 ± 10.5"
+
+
+def test_predictions_are_timed_from_the_first_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from decode import write_photos
+
+    import predict
+
+    (tmp_path / "photos").mkdir()
+    write_photos(tmp_path / "photos", 300, 40, 40)
+    for way in ("one", "shards"):
+        row = predict.measure(way, tmp_path, "wrn-10-1", 100)
+        assert row["before"] > 0
+        assert row["images_per_second"] > 0
+        assert row["per_core"] > 0
+    assert len((tmp_path / "one.csv").read_text().splitlines()) == 300
+    assert len(list((tmp_path / "shards").glob("*.csv"))) == 3

@@ -181,10 +181,10 @@ def test_what_a_process_of_a_cluster_gets() -> None:
         def nodes(self) -> list[dict[str, Any]]:
             return [{"Alive": True, "Resources": each} for each in self._resources]
 
-    assert place_of(Nodes({"CPU": 2}), "auto") == Place("cpu", 2, 1)
-    assert place_of(Nodes({"CPU": 64}, {"CPU": 6}, {}), "auto") == Place("cpu", 4, 17)
+    assert place_of(Nodes({"CPU": 2}), "auto") == Place("cpu", 1, 2)
+    assert place_of(Nodes({"CPU": 64}, {"CPU": 6}, {}), "auto") == Place("cpu", 1, 70)
     assert place_of(Nodes({"CPU": 64, "GPU": 8}, {"CPU": 6}, {"CPU": 10, "GPU": 2}), "auto") == Place("cuda", 5, 10)
-    assert place_of(Nodes({"CPU": 64, "GPU": 8}), "cpu") == Place("cpu", 4, 16)
+    assert place_of(Nodes({"CPU": 64, "GPU": 8}), "cpu") == Place("cpu", 1, 64)
     with pytest.raises(MixMatchError, match="the cluster has no GPU"):
         place_of(Nodes({"CPU": 2}), "cuda")
 

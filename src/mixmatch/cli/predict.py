@@ -47,7 +47,9 @@ def predict(
         Format | None,
         typer.Option("--format", help=r"Default: csv. parquet takes pip install 'mixmatch\[tables]' and --output."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The same as --format json; with --output-dir, a summary.")
+    ] = False,
     sort: Annotated[
         Sort | None,
         typer.Option(help="uncertain: the least certain first; then nothing is written before all is predicted."),

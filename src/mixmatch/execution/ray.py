@@ -101,7 +101,6 @@ def do(order: Order) -> list[tuple[int, Answer]]:
 def connect(address: str) -> Any:
     """The package `ray`, connected to a cluster."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # of what is done again it would warn in words of its own
     ray: Any = importlib.import_module("ray")
     if ray.is_initialized():
         return ray

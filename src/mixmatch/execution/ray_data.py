@@ -7,14 +7,12 @@ import importlib
 import importlib.util
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.ray import connect
-
-CORES = 4
-"""At most so many for one process where there are no GPUs."""
 
 BLOCKS = 10_000
 """At most so many blocks, into which Ray Data divides the list: each is done by one process."""
@@ -44,6 +42,8 @@ def over_cluster(
     """
     if importlib.util.find_spec("ray") is None or importlib.util.find_spec("pandas") is None:
         raise MixMatchError(f"ray={address} needs Ray Data: install it with pip install 'mixmatch[ray]'")
+    # Of every such process Ray would warn that it cannot be restarted without its arguments, which are with the driver.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     ray = connect(address)
     data: Any = importlib.import_module("ray.data")
     place = place_of(ray, device)
@@ -86,13 +86,12 @@ class Worker:
 
 
 def place_of(ray: Any, device: str) -> Place:
-    """What a process needs: a GPU and its part of the node's cores, or a few cores."""
+    """What a process needs: a GPU and its part of the node's cores, or one core. (Threads of PyTorch that wait for each
+    other take two to three times the processor time on a busy machine.)"""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus = [(int(node["GPU"]), int(node.get("CPU", 1))) for node in nodes if node.get("GPU", 0) >= 1]
     if device.startswith("cuda") or (gpus and device == "auto"):
         if not gpus:
             raise MixMatchError(f"device={device}: the cluster has no GPU")
         return Place("cuda", max(1, min(cores // count for count, cores in gpus)), sum(count for count, _ in gpus))
-    cores = [int(node.get("CPU", 0)) for node in nodes]
-    each = max(1, min(CORES, max(cores)))
-    return Place("cpu", each, sum(count // each for count in cores))
+    return Place("cpu", 1, sum(int(node.get("CPU", 0)) for node in nodes))

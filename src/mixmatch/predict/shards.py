@@ -272,6 +272,6 @@ class Sent:
                 f"a node has mixmatch {mixmatch.__version__}, the command is of {self.version}: install the same "
                 "version on every machine"
             )
-        torch.set_num_threads(place.cores)
+        torch.set_num_threads(1)  # cores are for decoding
         self.classifier.network.to(place.device)
         return Shards(self.classifier, self.store, self.plan, self.batch_size, place.cores)
