@@ -8,7 +8,7 @@ KILLS ?= 20
 # One thread per test process: with two processes on two cores, more threads only get in each other's way.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: run test lint types unit soak format docs clean
+.PHONY: run test lint types unit soak soak-labels format docs clean
 
 run: $(VENV)/ready
 	$(BIN)/mixmatch compare digits --labels 20 --seeds $(SEEDS) --out runs/digits
@@ -29,6 +29,10 @@ unit: $(VENV)/ready
 # Kill a run many times at random moments and compare it with one that was left alone.
 soak: $(VENV)/ready
 	$(TEST_ENV) $(BIN)/python tests/soak.py --kills $(KILLS)
+
+# The same for a process that labels: no label that was said to be saved may be lost.
+soak-labels: $(VENV)/ready
+	$(TEST_ENV) $(BIN)/python tests/soak_labels.py --kills $(KILLS)
 
 # The documentation as a site, in docs/_build/html. A warning, such as a link to nowhere, is an error.
 docs: $(VENV)/docs

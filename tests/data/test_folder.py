@@ -521,9 +521,18 @@ def test_repeated_lines(tree: Path) -> None:
     assert len(user) == 5
 
 
+def test_images_that_a_labels_file_says_to_ignore(tree: Path) -> None:
+    rows = "file,label,part\n1.png,a,\n2.png,b,\nsub/3.png,,ignore\n"
+    user = read_folder(tree, labels_file=csv_file(tree, rows))
+    assert "sub/3.png" not in user.files
+    assert len(user) == 4
+    assert kinds(user)["ignored"].files == ("sub/3.png",)
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
+        ("file,label,part\n1.png,a,\n1.png,,ignore\n", "as 'a' in line 2 and to be ignored in line 3"),
         ("file,labels\n1.png,a\n", "has no column 'label': did you mean 'labels'?"),
         ("name,label\n1.png,a\n", r"has no column 'file' \(it has name, label\)"),
         ("file,label\n1.png,a\n1.png,b\n", "names 1.png twice, as 'a' in line 2 and as 'b' in line 3"),

@@ -26,6 +26,8 @@ FILES = [f"{i}.jpg" for i in range(6)]
 
 def book_of(folder: Path, files: list[str] = FILES) -> Book:
     book = Book(folder, folder / "labels")
+    if book.is_new:
+        book.begin()
     for file in files:
         book.listing.add(Entry(file, 1, 1))
     return book
@@ -332,7 +334,7 @@ def test_copies_of_the_last_days_are_kept(tmp_path: Path) -> None:
         book.close()
     copies = sorted((tmp_path / "labels" / "copies").iterdir())
     assert len(copies) == 7
-    assert len(copies[-1].read_text().splitlines()) == 9, "made before the first change of the day"
+    assert len(copies[-1].read_text().splitlines()) == 8, "made before the first change of the day"
 
 
 def test_100_000_events_are_replayed_at_once(tmp_path: Path) -> None:

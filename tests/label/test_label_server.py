@@ -192,6 +192,8 @@ def test_labels_out_and_in_again(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "out.csv").write_text(text)
     user = read_folder(photos, labels_file=tmp_path / "out.csv")
     assert user.classes == ('=cmd|"x"', "cat", "dog")
+    assert "unlabeled/2.png,,ignore" in text
+    assert "unlabeled/2.png" not in user.files, "none of the classes: not trained on"
     for kind, content in (
         ("csv", text),
         ("ls", tasks),

@@ -62,10 +62,17 @@ class Book:
         self.listing: Listing = load_listing(home)
         self.state = State()
         self.log.read(self.state.apply)
-        self.is_new = self.state.seq == 0
-        if self.is_new:
-            self._commit([self._event("begin", "", format=1)])
         self.log.copy_daily(self.clock())
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nobody has looked yet for labels that the folder has already."""
+        return not self.state.begun
+
+    def begin(self) -> None:
+        """Note that it was done."""
+        with self.lock:
+            self._commit([self._event("begin", "", format=1)])
 
     # --------------------------------------------------------------------------------------------------------- labels
 
@@ -124,13 +131,13 @@ class Book:
         """Labels that were given elsewhere: files by class. For files that have none here."""
         with self.lock:
             events = []
-            for label, files in labels.items():
+            for label, all_files in labels.items():
                 name = class_name(label)
                 same = self.state.similar(name)
-                if files:
+                if files := [file for file in all_files if file not in self.state.marks]:
                     name = same.name if same is not None else name
                     before = [self.state.name(self.state.value(file)) for file in files]
-                    event = self._event("label", who, label=name, files=list(files), before=before, source=source)
+                    event = self._event("label", who, label=name, files=files, before=before, source=source)
                     events.append(event)
                     self._apply(event)
             if tests:

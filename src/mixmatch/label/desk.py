@@ -36,6 +36,8 @@ HIDDEN = ".mixmatch-labels"
 """The folder in which everything is kept, inside of the folder of pictures."""
 PAUSE = 1.0
 """Seconds between two writes of labels.csv."""
+CHUNK = 500
+"""Files that are taken into the listing at once while it is scanned."""
 HASHED = 64
 """Files whose content is remembered in one event."""
 
@@ -73,7 +75,9 @@ class Desk:
             self.view.notes[f"log-{i}-{digest(note)}"] = note
 
     def start(self) -> None:
+        """Begin to look for files, and whatever else is done in the background."""
         self.view.scanning = True
+        self.pictures.prepare()
         for thread in self._threads:
             thread.start()
 
@@ -157,28 +161,33 @@ class Desk:
 
     def _scan(self) -> None:
         listing, changed, waiting = self.book.listing, False, list[Entry]()
+        is_first, seen = self.book.is_new, bytearray()
 
         def take() -> None:
             nonlocal changed
             with self.book.lock:
                 for entry in waiting:
                     changed |= listing.add(entry)
+                seen.extend(bytes(len(listing) - len(seen)))
+                for entry in waiting:
+                    seen[listing.numbers[entry.file]] = True
             waiting.clear()
 
-        def found(entry: Entry) -> None:
+        def found(entry: Entry) -> bool:
             waiting.append(entry)
-            if len(waiting) >= 1000:
+            if len(waiting) >= CHUNK:
                 take()
+                time.sleep(0.001)  # whoever looks at the first pictures already goes first
+            return is_first  # later on they are not needed again, and 100,000 take memory
 
         tree = scan(self.root, found)
         take()
         with self.book.lock:
-            went = listing.only(tree.entries)
+            went = listing.only(seen)
             if went or changed:
                 self._find_moved()
                 self.view.rebuild()
-            if self.book.is_new:
-                self.book.is_new = False
+            if is_first:
                 self._first_start(tree)
             if self.view.guesses is None:
                 self.trainings.show_newest()
@@ -193,6 +202,7 @@ class Desk:
             note = take_over(self.book, self.user, tree)
         except MixMatchError as error:
             note = str(error)
+        self.book.begin()
         if note:
             self.view.notes["takeover"] = note
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from mixmatch.data.user.folder import Entry, Tree, label_by_folder
+from mixmatch.data.user.folder import IGNORE, Entry, Tree, label_by_folder
 from mixmatch.label.book import Book, Refused
+from mixmatch.label.state import BROKEN, NONE
 from mixmatch.text import count, from_cell, listed, to_cell
 
 CSV_NAME = "labels.csv"
@@ -55,12 +56,16 @@ def is_text(name: str) -> bool:
 
 
 def to_csv(book: Book) -> bytes:
-    """Labels as `--labels-file` reads them; the exam is the test set."""
+    """Labels as `--labels-file` reads them. The exam is the test set; what is none of the classes, or no image, is left
+    out of training altogether, where it would only do harm. What was skipped is unlabeled, like all the rest."""
     out = io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["file", "label", "part"])
     for picture in labeled(book):
         writer.writerow([to_cell(picture.file), to_cell(picture.label), "test" if picture.is_test else "train"])
+    for file in sorted(file for file, mark in book.state.marks.items() if mark.value in (NONE, BROKEN)):
+        if (n := book.listing.numbers.get(file)) is not None and n not in book.listing.gone and is_text(file):
+            writer.writerow([to_cell(file), "", IGNORE])
     return out.getvalue().encode()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Iterable
 from pathlib import Path
 from uuid import uuid4
 
@@ -60,10 +59,9 @@ class Listing:
             return True
         return False
 
-    def only(self, entries: Iterable[Entry]) -> list[int]:
-        """Mark as gone whatever a finished scan did not find; returns the numbers that went just now."""
-        found = {entry.file for entry in entries}
-        went = [n for file, n in self.numbers.items() if n not in self.gone and file not in found]
+    def only(self, seen: bytearray) -> list[int]:
+        """Mark as gone whatever a finished scan has not `seen`, by number; returns the numbers that went just now."""
+        went = [n for n in range(len(self.files)) if not seen[n] and n not in self.gone]
         if went:
             self.gone.update(went)
             self.changes += 1

@@ -42,13 +42,22 @@ class Decoder:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
+
+    def start(self) -> None:
+        """Start the process, without waiting for it."""
+        if self._process is None:
+            self._process, self._ready = _start(), False
 
     def ask(self, path: Path, side: int) -> tuple[dict[str, Any], bytes]:
         try:
-            if self._process is None:
-                self._process = _start()
-                _Reader(self._process, time.monotonic() + WAIT).line()  # it has begun, which is no fault of the file
+            self.start()
+            if not self._ready:
+                assert self._process is not None
+                _Reader(self._process, time.monotonic() + WAIT).line()  # until it has begun, which is no file's fault
+                self._ready = True
             process, until = self._process, time.monotonic() + SECONDS
+            assert process is not None
             assert process.stdin is not None
             process.stdin.write(json.dumps([str(path), side]).encode() + b"\n")
             process.stdin.flush()
@@ -141,6 +150,10 @@ class Pictures:
         if side <= THUMB:
             self._keep(kept, jpeg)
         return jpeg
+
+    def prepare(self) -> None:
+        """Start one of the processes now: the first page asks for pictures soon."""
+        self._decoders[-1].start()
 
     def size(self, path: Path) -> tuple[int, int]:
         """Width and height of an image file."""

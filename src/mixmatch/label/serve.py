@@ -69,19 +69,20 @@ def serve(
             content = {"address": address, "port": port, "token": token, "pid": os.getpid()}
             replace_durably(home / RECORD, json.dumps(content).encode(), PRIVATE)
             desk = Desk(folder, home, clean_name(_user()) or "me")
-            desk.start()
             try:
+                server = _server(desk, host, port, token)
+                desk.start()
                 _announce(desk, address, host, say)
                 if open_browser:
                     threading.Thread(target=_open, args=(address,), daemon=True).start()
-                _run(desk, sock, host, port, token)
+                _run(server, sock)
             finally:
                 desk.close()
     given = sum(mark.value >= 0 for mark in desk.book.state.marks.values())
     say(f"stopped; {count(given, 'label')} saved in {home}")
 
 
-def _run(desk: Desk, sock: socket.socket, host: str, port: int, token: str) -> None:
+def _server(desk: Desk, host: str, port: int, token: str) -> uvicorn.Server:
     hosts = {_named(host), socket.gethostname(), socket.getfqdn()} if not is_loopback(host) else {_named(host)}
     app = Guard(make_app(desk), token=token, port=port, hosts=hosts, any_address=not is_loopback(host))
     config = uvicorn.Config(
@@ -98,7 +99,12 @@ def _run(desk: Desk, sock: socket.socket, host: str, port: int, token: str) -> N
         timeout_keep_alive=60,
         timeout_graceful_shutdown=3,
     )
-    server = uvicorn.Server(config)
+    config.load()
+    return uvicorn.Server(config)
+
+
+def _run(server: uvicorn.Server, sock: socket.socket) -> None:
+    """Serve until a signal comes."""
     # Once it has stopped, uvicorn raises the signal again that made it. Everything is still to be saved then.
     ended = signal.signal(signal.SIGTERM, lambda *_: None)
     try:

@@ -87,6 +87,8 @@ class State:
 
     def __init__(self) -> None:
         self.seq = 0
+        self.begun = False
+        """Whether labels that were there before have been taken over."""
         self.marks: dict[str, Mark] = {}
         self.conflicts: dict[str, Conflict] = {}
         self.exam: dict[str, None] = {}
@@ -167,6 +169,10 @@ class State:
             self.answered[id] = event if event.get("conflicts") else None
         self.recent.append((event["seq"], changed))
         return changed
+
+    def _begin(self, event: Event) -> Sequence[str]:
+        self.begun = True
+        return ()
 
     def _label(self, event: Event) -> Sequence[str]:
         files, who, source = event["files"], self._person(event["who"]), event["source"]
@@ -331,6 +337,7 @@ class State:
 
 
 _HANDLERS: dict[str, Any] = {
+    "begin": State._begin,
     "label": State._label,
     "class": State._class,
     "undo": State._undo,

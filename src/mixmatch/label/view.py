@@ -21,6 +21,9 @@ given on this page."""
 MOST_CHANGES = 20_000
 """Pictures in an answer of changes; a page that missed more reads everything again."""
 
+AT_ONCE = 10_000
+"""Pictures in an answer while there are more to be found."""
+
 GROUP = 500
 """Pictures of a group that are shown at once."""
 
@@ -160,18 +163,20 @@ class View:
         """The columns from a number on."""
         self.grow()
         listing = self.book.listing
+        # While files are still being found, a page gets some soon rather than all later.
+        end = min(len(listing), first + AT_ONCE) if self.scanning else len(listing)
         body: Body = {
             "listing": listing.id,
             "version": listing.version,
             "images": self.generation,
             "seq": self.book.state.seq,
             "from": first,
-            "total": len(listing),
+            "total": max(first, end),
             "scanning": self.scanning,
-            "name": self._shown_names()[first:],
+            "name": self._shown_names()[first:end],
         }
         for name in ("label", "who", "flags", "guess", "sure"):
-            body[name] = self.column(name)[first:].tolist()
+            body[name] = self.column(name)[first:end].tolist()
         if first == 0:
             body["order"] = None if self.scanning else listing.in_order()
         return body

@@ -27,6 +27,8 @@ from mixmatch.text import count, listed, tally
 
 UNLABELED = "unlabeled"
 TEST = "test"
+IGNORE = "ignore"
+"""What a CSV file says of images that are to be left out altogether."""
 ROLES = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation"), "val"),
@@ -42,7 +44,7 @@ OTHER_FORMATS = (
 """Image formats that cannot be read; worth a warning, unlike other skipped files."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """An image file and what is known of it before it is opened."""
 
@@ -100,8 +102,8 @@ def read_folder(
     Without `labels_file`, `DIR/<class>/**` are the labeled images, `DIR/unlabeled/**` the others and
     `DIR/test/<class>/**`, which need not be there, the ones to test on. Where `DIR/train/` holds the classes, `test/`
     (else `val/`) beside it is the test set. With `labels_file`, any tree will do: a CSV with the columns `file`
-    (relative to the folder) and `label` (empty: unlabeled) and, if there is a test set, `part` (train or test). Images
-    of the tree that it does not name are unlabeled.
+    (relative to the folder) and `label` (empty: unlabeled) and, if there is a test set, `part` (train, test, or ignore
+    for images to leave out). Images of the tree that it does not name are unlabeled.
 
     Every image is read whole and resized, with antialiasing, to a square of `image_size`: what is not square is
     squeezed, not cropped. Files that cannot be read are left out and named in `findings`.
@@ -238,10 +240,11 @@ def _unreadable_files(files: Sequence[tuple[str, Unreadable]]) -> Iterator[Findi
 # --------------------------------------------------------------------------------------------- which images
 
 
-def scan(root: Path, found: Callable[[Entry], None] | None = None) -> Tree:
+def scan(root: Path, found: Callable[[Entry], bool] | None = None) -> Tree:
     """The image files below `root`, following links, each real folder once; hidden files are skipped.
 
-    `found` is called with each as it is found, for who does not want to wait for the last of 100,000.
+    `found` is called with each as it is found, for who does not want to wait for the last of 100,000; where it says
+    False, the image is left out.
     """
     if not root.exists():
         raise MixMatchError(f"there is no folder {root}")
@@ -278,9 +281,9 @@ def scan(root: Path, found: Callable[[Entry], None] | None = None) -> Tree:
                     others.append(file)
                 else:
                     status = item.stat()
-                    entries.append(Entry(file, status.st_size, status.st_mtime_ns))
-                    if found is not None:
-                        found(entries[-1])
+                    entry = Entry(file, status.st_size, status.st_mtime_ns)
+                    if found is None or found(entry):
+                        entries.append(entry)
             except OSError as error:
                 unreadable.append((file, error.strerror or str(error)))
     return Tree(tuple(entries), tuple(read), tuple(others), tuple(unreadable), tuple(not_followed))
@@ -391,14 +394,18 @@ def _label_by_csv(entries: Sequence[Entry], root: Path, table: Table) -> tuple[l
     parts: Sequence[str] = table.text("part") if "part" in table.header else [""] * len(files)
     known = {_normal(entry.file): entry for entry in entries}
     chosen: dict[str, tuple[Entry, int]] = {}
+    ignored: dict[str, int] = {}
     missing: list[str] = []
     repeated: list[str] = []
     for line, file, label, part in zip(table.lines, files, labels, parts, strict=True):
-        if part not in ("", "train", "test"):
-            raise MixMatchError(f"{table.path} line {line}: part is '{part}', but must be train, test or empty")
+        if part not in ("", "train", "test", IGNORE):
+            raise MixMatchError(f"{table.path} line {line}: part is '{part}', but must be train, test, ignore or empty")
         entry = _named(file, root, known)
         if entry is None:
             missing.append(f"'{file}' (line {line})")
+            continue
+        if part == IGNORE:
+            ignored[entry.file] = line
             continue
         entry = replace(entry, label=_normal(label) or None, part="test" if part == "test" else "train")
         before, at = chosen.setdefault(entry.file, (entry, line))
@@ -414,12 +421,20 @@ def _label_by_csv(entries: Sequence[Entry], root: Path, table: Table) -> tuple[l
             f"{table.path} names {count(len(missing), 'file')} that {'does' if len(missing) == 1 else 'do'} not exist "
             f"in {root}: {listed(missing)}"
         )
+    for file in ignored.keys() & chosen.keys():
+        raise MixMatchError(
+            f"{table.path} names {file} twice, as {_description(chosen[file][0])} in line {chosen[file][1]} and to be "
+            f"ignored in line {ignored[file]}: remove one of the lines"
+        )
     findings = []
+    if ignored:
+        message = f"{count(len(ignored), 'image')} that {table.path} says to ignore: left out"
+        findings.append(Finding("ignored", message, tuple(ignored), "nothing to do", "info"))
     if repeated:
         verb = "repeats" if len(repeated) == 1 else "repeat"
         message = f"{count(len(repeated), 'line')} of {table.path} {verb} an earlier one ({listed(repeated)})"
         findings.append(Finding("repeated-line", message, tuple(repeated), "nothing is lost: remove them", "info"))
-    unnamed = [entry for entry in entries if entry.file not in chosen]
+    unnamed = [entry for entry in entries if entry.file not in chosen and entry.file not in ignored]
     if unnamed:
         message = f"{count(len(unnamed), 'image')} that {table.path} does not name: used as unlabeled"
         advice = "move them out of the folder if they do not belong to it"
