@@ -318,7 +318,7 @@ def test_what_cannot_be_predicted(photos_run: Path, run: Path, tmp_path: Path) -
         (images, [tmp_path / "damaged.png"], "cannot read .*damaged.png: .*; mixmatch.predict_files leaves such"),
         (
             numbers,
-            [[1.0, 2.0]],
+            [["a", "b"]],
             r"takes a matrix of numbers \(N, 2\), or a table's columns by name \(size, weight\), not",
         ),
         (numbers, ["new.csv"], "mixmatch.predict_files reads files of rows"),

@@ -12,6 +12,9 @@ def main() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
+        from mixmatch.training.stop import stop_at_once
+
+        stop_at_once()
         from mixmatch.cli import main as run
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

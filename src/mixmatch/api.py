@@ -117,7 +117,7 @@ def train(
     if not isinstance(data, str | Path | Source):
         raise MixMatchError(
             f"data must be a name, a path or a Source, not {type(data).__name__}; mixmatch.MixMatchClassifier takes "
-            "arrays as they are"
+            "arrays and tables of numbers as they are, and a file of them (.npz, .csv, .parquet) has a path"
         )
     data = str(data) if isinstance(data, Path) else data
     _check_names(settings)

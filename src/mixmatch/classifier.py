@@ -108,11 +108,21 @@ class Classifier:
     def encode(self, x: Any) -> npt.NDArray[Any]:
         """Rows as `probabilities` takes them: numbers are standardized, categories encoded, gaps filled as in training.
         Images stay as they are."""
-        if isinstance(x, np.ndarray):
-            return x if self.encoding is None else self.encoding.apply_matrix(x)
-        if self.encoding is not None and hasattr(x, "keys"):  # a dict, or a table of pandas
-            return self.encoding.apply(x)
-        raise MixMatchError(f"the model takes {self.takes}, not {_described(x)}")
+        columns = _columns(x)
+        if columns is not None and self.encoding is not None:
+            names = [column.name for column in self.encoding.columns]
+            # A model of an array knows columns by their places; the table may call them anything.
+            by_place = names == [str(i) for i in range(len(names))] and not any(name in columns for name in names)
+            if not (by_place and len(columns) == len(names)):
+                return self.encoding.apply(columns)
+            x = np.stack([np.asarray(column, np.float64) for column in columns.values()], axis=1)
+        elif columns is None and not isinstance(x, np.ndarray):
+            x = _array(x)
+        if not isinstance(x, np.ndarray):
+            raise MixMatchError(f"the model takes {self.takes}, not {_described(x)}")
+        if self.encoding is not None:
+            return self.encoding.apply_matrix(x)
+        return x
 
     @property
     def takes(self) -> str:
@@ -183,7 +193,14 @@ class Classifier:
         device = next(self.network.parameters()).device
         logits = predict_logits(self.network, inputs, device)
         pieces = [piece.double().softmax(dim=-1).cpu().numpy() for piece in logits]
-        return np.concatenate(pieces) if pieces else np.empty((0, len(self.classes)))
+        found = np.concatenate(pieces) if pieces else np.empty((0, len(self.classes)))
+        if bad := int(np.isnan(found).any(axis=1).sum()):
+            first = int(np.isnan(found).any(axis=1).argmax())
+            raise MixMatchError(
+                f"the model makes no number of {count(bad, what[:-1])}, the first of them {first}: its values are far "
+                "from those it was trained on, or the model is damaged"
+            )
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickled on a machine with a GPU, a classifier opens on one without."""
@@ -246,8 +263,10 @@ class Classifier:
                 raise MixMatchError(f"{path} is of a network of your own, {head[7:]}: pass it, load(network=...)")
             weights = sum(tensor.numel() for tensor in tensors.values())
             network = networks.build(name, len(info.classes), info.input_shape, most=weights)
-        elif on:
-            network = Embedded(build_frozen(features, info.input_shape, pretrained=False), network)
+        else:
+            network = networks.unwrapped(network)
+            if on:
+                network = Embedded(build_frozen(features, info.input_shape, pretrained=False), network)
         names = network.state_dict()
         try:  # a checkpoint also holds a method's further heads, which are of use in training alone
             network.load_state_dict({k: t for k, t in tensors.items() if k in names or not k.startswith("heads.")})
@@ -266,18 +285,42 @@ def _paths(x: Any) -> list[Path] | None:
     return [Path(path) for path in x] if listed else None
 
 
+def _columns(x: Any) -> Mapping[str, Any] | None:
+    """A table's columns by name, if it is one: a dict, or a table of pandas, polars or pyarrow."""
+    if isinstance(x, Mapping):
+        return x
+    names = next((getattr(x, name) for name in ("column_names", "columns") if hasattr(x, name)), None)
+    if names is None or callable(names):
+        return None
+    return {str(name): x[name] for name in names}
+
+
+def _array(x: Any) -> Any:
+    """Lists of numbers, or of arrays, and tensors as an array; images as uint8 if their values are such. Anything else
+    stays as it is."""
+    try:
+        array = np.asarray(x)
+    except (ValueError, TypeError):
+        return x
+    if array.dtype.kind not in "biuf" or array.ndim < 2:
+        return x
+    if array.ndim > 2 and array.dtype.kind in "iu" and array.size and array.min() >= 0 and array.max() <= 255:
+        return array.astype(np.uint8)
+    return array
+
+
 def _described(x: Any) -> str:
     """
     >>> _described([1, 2]), _described({}), _described(3)
     ('a list of int', 'a table', 'int')
     """
-    if hasattr(x, "keys"):
+    if _columns(x) is not None:
         return "a table"
     name = type(x).__name__
     return f"a {name} of {type(x[0]).__name__}" if isinstance(x, list | tuple) and x else name
 
 
-def load_run(path: str | Path, device: str = "auto", network: nn.Module | None = None) -> Classifier:
+def load_run(path: str | Path, device: str | torch.device = "auto", network: nn.Module | None = None) -> Classifier:
     """The classifier of a run folder or of a model.safetensors file. An unfinished run gives its newest checkpoint.
 
     Args:

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.model_selection import StratifiedKFold
 from sklearn.utils import check_random_state
@@ -37,6 +36,7 @@ from mixmatch.methods.base import Method
 from mixmatch.presets import Kind
 from mixmatch.training import progress
 from mixmatch.training.device import default_threads, pick_device
+from mixmatch.training.generator import own_generator
 from mixmatch.training.session import averaged, completed, embedded, prepare
 from mixmatch.training.trainer import CHUNK, NotFinite
 
@@ -184,7 +184,7 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator, _Parameters):  # type: 
         split = Split(np.flatnonzero(labeled), unlabeled, empty, empty)
         data = embedded(Data(source, split, Basis(missing="nothing is held out")), settings, self.device)
         count = default_threads(data.source.input_shape) if device.type == "cpu" else None
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with own_generator([device] if device.type == "cuda" else []):
             trainer = prepare(settings, data, device, method=method, graph=device.type == "cuda", threads=count)
             reporter = progress.on_stderr() if self.verbose else progress.Quiet()
             reporter.start(f"MixMatchClassifier {settings.method}", 0, settings.steps)
@@ -269,4 +269,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def _are_images(X: Any) -> bool:
-    return np.ndim(X) in (3, 4) if hasattr(X, "shape") else False
+    """Whether it is an array, or a list of arrays, of three or four axes."""
+    if not hasattr(X, "shape") and not (isinstance(X, list | tuple) and len(X) and np.ndim(X[0]) in (2, 3)):
+        return False
+    return np.ndim(X) in (3, 4)

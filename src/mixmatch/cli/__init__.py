@@ -15,7 +15,7 @@ from mixmatch import __version__
 from mixmatch.cli.options import ManyValues, PlainCommand, PlainFlags, unwrapped
 from mixmatch.errors import MixMatchError
 from mixmatch.text import printable
-from mixmatch.training.stop import Interrupted
+from mixmatch.training.stop import Interrupted, stop_as_usual
 from mixmatch.training.torchrun import leads
 
 
@@ -201,6 +201,7 @@ def _loaded(name: str, command: Command, args: list[str]) -> Any:
     callback = getattr(import_module(f"mixmatch.cli.{module}"), function)
     if command.built:
         callback = callback(args)
+    stop_as_usual()
     app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
     app.command(name, cls=ManyValues if command.many else PlainCommand, help=unwrapped(callback.__doc__ or ""))(
         callback

@@ -39,6 +39,9 @@ class Rows:
     views: npt.NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
+        for name, convert in (("inputs", _as_inputs), ("labels", np.asarray)):
+            if not isinstance(getattr(self, name), np.ndarray):  # lists, tensors
+                object.__setattr__(self, name, convert(getattr(self, name)))
         kind, shape = self.inputs.dtype, self.inputs.shape
         if self.is_images and (kind != np.uint8 or len(shape) != 4):
             raise MixMatchError(f"images must be uint8 (N, H, W, C), not {kind} {shape}")
@@ -74,6 +77,18 @@ class Rows:
         """These rows, copied."""
         pictures = None if self.pictures is None else self.pictures[rows]
         return Rows(np.array(self.inputs[rows]), self.labels[rows], pictures)
+
+
+def _as_inputs(values: Any) -> npt.NDArray[Any]:
+    """Rows that are no array: whole numbers from 0 to 255 are images, numbers in two axes features."""
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError):
+        raise MixMatchError("the rows are not all of the same shape: give images of one size") from None
+    if array.ndim == 2 and array.dtype.kind in "iuf":
+        return array.astype(np.float32)
+    whole = array.ndim == 4 and array.dtype.kind in "iu" and array.size
+    return array.astype(np.uint8) if whole and array.min() >= 0 and array.max() <= 255 else array
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import torch
 
 from mixmatch.errors import MixMatchError, chain
 from mixmatch.training.device import OutOfMemory, pick_device
+from mixmatch.training.generator import own_generator
 from mixmatch.training.run import RunRecord
 from mixmatch.training.session import Work, running
 from mixmatch.training.stop import Interrupted, Stop
@@ -73,7 +74,7 @@ def run(
             begun[number] = copy.deepcopy(network.state_dict()) if network is not None else {}
         return running(each, stop, scheduler.limit > 1)
 
-    with torch.random.fork_rng(devices=cuda), stop.listening():
+    with own_generator(cuda), stop.listening():
         yield from scheduler.run(len(work), make, stop, started)
 
 

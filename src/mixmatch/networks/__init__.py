@@ -173,3 +173,15 @@ def _wide_resnet(name: str) -> Plan:
             f"network '{name}': a Wide ResNet's depth is at most {DEEPEST:,}: choose another with network="
         )
     return Plan(WideResNet, {"filters": 16 * width, "repeat": (depth - 4) // 6})
+
+
+def unwrapped(network: nn.Module) -> nn.Module:
+    """The network itself, if it is given compiled, or in a wrapper that spreads it over devices: both train its very
+    parameters, and would give them other names."""
+    while True:
+        inner = getattr(network, "_orig_mod", None)  # what torch.compile leaves
+        if inner is None and isinstance(network, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = network.module
+        if not isinstance(inner, nn.Module):
+            return network
+        network = inner

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import nn
 
 from mixmatch.classifier import Classifier, load_run
@@ -67,7 +68,7 @@ def predict_files(
     run: str | Path | Classifier,
     paths: str | Path | Iterable[str | Path],
     *,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     network: nn.Module | None = None,
     id_column: str | None = None,
     batch_size: int = 256,
@@ -102,6 +103,12 @@ def predict_files(
         raise MixMatchError(f"batch_size={batch_size} must be 1 or more")
     classifier = run if isinstance(run, Classifier) else load_run(run, device, network)
     given = [paths] if isinstance(paths, str | Path) else list(paths)
+    for path in given:
+        if not isinstance(path, str | os.PathLike):
+            raise MixMatchError(
+                f"paths must be files and folders, not {type(path).__name__}; load(run).predict_proba takes arrays and "
+                "tables"
+            )
     if any(map(holds_rows, given)):
         total, batches = _row_batches(classifier, list(map(Path, given)), batch_size, id_column)
     else:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from mixmatch import measure, terminal
@@ -95,7 +96,7 @@ def evaluate(
     data: str | Path | None = None,
     data_dir: str | Path | None = None,
     strict: bool = False,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     network: nn.Module | None = None,
     warn: Callable[[str], None] = terminal.warn,
     progress: Callable[[int, int], None] | None = None,

@@ -157,7 +157,7 @@ def gather(
     gain: Gain | None = None,
     *,
     data_dir: str | Path | None = None,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     network: nn.Module | None = None,
 ) -> Report:
     """Load a finished run and its data, predict, and count. The arguments are those of `report.write_report`."""
@@ -355,7 +355,7 @@ def _without_label(split: Split) -> Ints:
     return split.unlabeled[~np.isin(split.unlabeled, split.labeled)]
 
 
-def _no_class(model: Classifier, train: _Part, data: Data, seed: int, device: str) -> NoClass | None:
+def _no_class(model: Classifier, train: _Part, data: Data, seed: int, device: str | torch.device) -> NoClass | None:
     split, source = data.split, data.source
     rows = generator(seed, "no class", 0).permutation(_without_label(split))[:NO_CLASS_SAMPLE]
     if min(len(rows), len(split.labeled)) < LEAST_COMPARED:

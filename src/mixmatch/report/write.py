@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from mixmatch.data.opened import Data
@@ -35,7 +36,7 @@ def write_report(
     data: Data | str | Path | None = None,
     gain: Gain | None = None,
     data_dir: str | Path | None = None,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     network: nn.Module | None = None,
 ) -> Written:
     """Write RUN/report.html (or `output`) and RUN/label-next.csv, for a finished run.

@@ -23,6 +23,7 @@ from mixmatch.settings import Settings
 from mixmatch.storage import read_json, replace_durably
 from mixmatch.text import count
 from mixmatch.training.device import default_threads
+from mixmatch.training.generator import own_generator
 from mixmatch.training.progress import Quiet, Reporter
 from mixmatch.training.run import Record
 from mixmatch.training.session import CUSTOM, averaged, prepare
@@ -158,7 +159,7 @@ def _predicted(
     )
     threads = default_threads(data.source.input_shape) if device.type == "cpu" else None
     cuda = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda):
+    with own_generator(cuda):
         trainer = prepare(
             settings, replace(data, split=split), device, method=method, graph=bool(cuda), threads=threads
         )

@@ -30,8 +30,9 @@ class Speed(NamedTuple):
     graph: bool
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str | torch.device) -> torch.device:
     """A device by name; `auto` is the best there is."""
+    name = str(name)
     if started_processes() > 1 and torch.cuda.is_available() and name in ("auto", "cuda"):
         name = f"cuda:{_own_gpu()}"
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}

@@ -18,6 +18,7 @@ from mixmatch.data.source import UNKNOWN, Source
 from mixmatch.data.split import Split
 from mixmatch.errors import MixMatchError
 from mixmatch.methods.base import Method
+from mixmatch.networks import unwrapped
 from mixmatch.presets import Kind
 from mixmatch.settings import Settings
 from mixmatch.training import session
@@ -58,6 +59,7 @@ def plan(
         choice = choose_features(options.get("device", "auto"))
         given["features"] = choice.features
     if isinstance(network, nn.Module):
+        network = unwrapped(network)
         given["network"] = f"{session.CUSTOM}{type(network).__name__}"
     if method is None and resumed and out is not None:
         given_method = RunFolder(Path(out)).config()["settings"].get("method")

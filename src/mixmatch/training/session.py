@@ -131,7 +131,11 @@ def kind_of(data: str) -> Kind | None:
 
 
 def open_data(
-    settings: Settings, data_dir: str | Path | None = None, *, strict: bool = False, device: str = "auto"
+    settings: Settings,
+    data_dir: str | Path | None = None,
+    *,
+    strict: bool = False,
+    device: str | torch.device = "auto",
 ) -> Data:
     """Read the data that the settings name, or the part of it that is a teacher's, a student's or a search's, and split
     it."""
@@ -162,7 +166,11 @@ def split_of(source: Source, settings: Settings) -> Split:
 
 
 def embedded(
-    data: Data, settings: Settings, device: str = "auto", cache: Path | None = None, progress: Callback | None = None
+    data: Data,
+    settings: Settings,
+    device: str | torch.device = "auto",
+    cache: Path | None = None,
+    progress: Callback | None = None,
 ) -> Data:
     """The data with frozen features in place of images, if the settings ask for them."""
     if settings.features == "none":
@@ -186,7 +194,12 @@ def say_findings(read: UserData, settings: Settings, method: Method, warn: Calla
             raise MixMatchError(text)
 
 
-def user_data(read: UserData, settings: Settings, device: str = "auto", progress: Callback | None = None) -> Data:
+def user_data(
+    read: UserData,
+    settings: Settings,
+    device: str | torch.device = "auto",
+    progress: Callback | None = None,
+) -> Data:
     """User data that was read, split as the settings say, embedded if they say so."""
     if settings.labels != "all" or settings.valid:
         raise MixMatchError(
@@ -328,6 +341,15 @@ def averaged(trainer: Trainer) -> Classifier:
 def _check_network(network: nn.Module, classes: int, shape: tuple[int, ...]) -> None:
     """A network from outside must map rows to logits; found out before anything is written."""
     what = "images" if len(shape) == 3 else "features"
+    tensors = [*network.parameters(), *network.buffers()]
+    if any(tensor.is_meta for tensor in tensors):
+        raise MixMatchError(
+            "the network is on the meta device, where it has no weights: build it on the CPU, or fill it with "
+            "network.to_empty(device='cpu') and initialize it"
+        )
+    if not any(parameter.requires_grad for parameter in network.parameters()):
+        none = "no parameters" if not any(True for _ in network.parameters()) else "none with requires_grad"
+        raise MixMatchError(f"the network has nothing to train ({none}): give one with parameters that learn")
     try:
         logits = network.eval()(torch.zeros(2, *shape, device=next(network.parameters()).device))
     except (RuntimeError, ValueError, StopIteration) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -62,3 +63,21 @@ class Stop:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def stop_at_once() -> None:
+    """Until `stop_as_usual`, Ctrl-C ends the process with one line: while programs are imported, it comes out of
+    compiled modules as any error, or as none. Where it is ignored, it stays so."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+
+
+def stop_as_usual() -> None:
+    """Ctrl-C is an exception again."""
+    if signal.getsignal(signal.SIGINT) is _end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end(number: int, frame: object) -> None:
+    os.write(2, b"stopped\n")
+    os._exit(128 + number)

@@ -24,6 +24,7 @@ from mixmatch.settings import Settings
 from mixmatch.text import in_words
 from mixmatch.training.choose import choose_features
 from mixmatch.training.device import default_threads, pick_device
+from mixmatch.training.generator import own_generator
 from mixmatch.training.session import completed, embedded, prepare
 
 STEPS = 20
@@ -180,7 +181,7 @@ def trial(
 ) -> Trial:
     """Take a few steps and evaluate once. After two steps it ends where another would not end `until` that time."""
     shape = data.source.input_shape
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with own_generator([device] if device.type == "cuda" else []):
         threads = default_threads(shape) if device.type == "cpu" else None
         trainer = prepare(settings, data, device, graph=device.type == "cuda", threads=threads)
         seconds: list[float] = []
