@@ -17,6 +17,8 @@ from mixmatch.label.book import Book
 from mixmatch.label.exchange import (
     CSV_NAME,
     Found,
+    check_folder_name,
+    labeled,
     read_csv,
     read_folders,
     read_label_studio,
@@ -38,8 +40,6 @@ PAUSE = 1.0
 """Seconds between two writes of labels.csv."""
 CHUNK = 500
 """Files that are taken into the listing at once while it is scanned."""
-HASHED = 64
-"""Files whose content is remembered in one event."""
 
 
 def home_of(root: Path) -> Path:
@@ -68,6 +68,7 @@ class Desk:
         self._scanned = threading.Event()
         self._rescan = threading.Event()
         self._written: int | None = None
+        self._remembered: int | None = None
         self._threads = [
             threading.Thread(target=run, name=run.__name__, daemon=True) for run in (self._look, self._keep)
         ]
@@ -245,27 +246,27 @@ class Desk:
         """Folders per class beside the folder itself, or where that cannot be written to, beside the labels."""
         name = f"{self.root.resolve().name}-by-class-{time.strftime('%Y%m%d-%H%M%S')}"
         with self.book.lock:
-            for place in (self.root.resolve().parent, self.home / "export"):
-                target = place / name
-                with suppress(OSError):
-                    target.mkdir(parents=True)
-                    break
-            try:
-                written = to_folders(self.book, target, links=links)
-            except OSError as error:
-                raise MixMatchError(f"cannot write {target}: {error.strerror or error}") from None
-            except MixMatchError:
-                target.rmdir()
-                raise
+            pictures = list(labeled(self.book))
             all_labels = sum(mark.value >= 0 for mark in self.book.state.marks.values())
-        return {"to": printable(str(target)), "count": written, "left_out": all_labels - written}
+        for label in {picture.label for picture in pictures}:
+            check_folder_name(label)
+        for place in (self.root.resolve().parent, self.home / "export"):
+            target = place / name
+            with suppress(OSError):
+                target.mkdir(parents=True)
+                break
+        try:
+            to_folders(pictures, self.root, target, links=links)
+        except OSError as error:
+            raise MixMatchError(f"cannot write {target}: {error.strerror or error}") from None
+        return {"to": printable(str(target)), "count": len(pictures), "left_out": all_labels - len(pictures)}
 
     # --------------------------------------------------------------------------------------------------------- keeping
 
     def write_csv(self) -> None:
         """labels.csv as the labels are now."""
         with self.book.lock:
-            seq = self.book.state.seq
+            seq = self.book.state.changed_at
             if seq == self._written or not self._scanned.is_set():
                 return
             content = to_csv(self.book)
@@ -282,11 +283,17 @@ class Desk:
         """Remember what labeled files hold, so that they are found again when they have moved."""
         with self.book.lock:
             state, listing = self.book.state, self.book.listing
-            if self.book.disk is not None or len(state.contents) >= len(state.marks):
+            if self.book.disk is not None or state.changed_at == self._remembered:
                 return
             files = [f for f in state.marks if f not in state.contents and f in listing.numbers]
-            files = [f for f in files[:HASHED] if listing.numbers[f] not in listing.gone]
-        hashes = {file: content_of(self.root / file) or "" for file in files}
+            files = [f for f in files if listing.numbers[f] not in listing.gone]
+            if not files:
+                self._remembered = state.changed_at
+        hashes, until = dict[str, str](), time.monotonic() + PAUSE / 4
+        for file in files:
+            hashes[file] = content_of(self.root / file) or ""
+            if time.monotonic() > until:
+                break
         if hashes:
             self.book.note_contents(hashes)
 

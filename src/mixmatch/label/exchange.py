@@ -10,7 +10,7 @@ import posixpath
 import re
 import shutil
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -93,22 +93,18 @@ def to_label_studio(book: Book) -> bytes:
     return json.dumps(tasks, indent=1).encode()
 
 
-def to_folders(book: Book, target: Path, *, links: bool) -> int:
-    """Copies of the labeled pictures, or links to them, in a folder per class; those of the exam under test/. What was
-    labeled stays where it is. Returns how many."""
-    pictures = list(labeled(book))
-    for name in {picture.label for picture in pictures}:
-        check_folder_name(name)
+def to_folders(pictures: Iterable[Labeled], root: Path, target: Path, *, links: bool) -> None:
+    """Copies of labeled pictures, or links to them, in a folder per class; those of the exam under test/. What was
+    labeled stays where it is."""
     for picture in pictures:
         folder = target / "test" / picture.label if picture.is_test else target / picture.label
         folder.mkdir(parents=True, exist_ok=True)
         place = _free(folder / posixpath.basename(picture.file))
-        source = (book.root / picture.file).absolute()
+        source = (root / picture.file).absolute()
         if links:
             place.symlink_to(source)
         else:
             shutil.copy2(source, place)
-    return len(pictures)
 
 
 def check_folder_name(name: str) -> None:

@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -150,7 +151,7 @@ class Log:
 
 def flush(handle: int) -> None:
     """Wait until a file is on the disk. A Mac's fsync does not wait for the disk's own cache; this does."""
-    if hasattr(os, "posix_spawn") and os.uname().sysname == "Darwin":
+    if sys.platform == "darwin":
         import fcntl
 
         with suppress(OSError):  # a network disk does not know it

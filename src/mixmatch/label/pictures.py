@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import queue
-import select
 import subprocess
 import sys
 import threading
-import time
 from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
@@ -50,26 +48,31 @@ class Decoder:
             self._process, self._ready = _start(), False
 
     def ask(self, path: Path, side: int) -> tuple[dict[str, Any], bytes]:
+        self.start()
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
-            self.start()
             if not self._ready:
-                assert self._process is not None
-                _Reader(self._process, time.monotonic() + WAIT).line()  # until it has begun, which is no file's fault
+                process.stdout.readline()  # until it has begun, which takes as long as it takes
                 self._ready = True
-            process, until = self._process, time.monotonic() + SECONDS
-            assert process is not None
-            assert process.stdin is not None
-            process.stdin.write(json.dumps([str(path), side]).encode() + b"\n")
-            process.stdin.flush()
-            read = _Reader(process, until)
-            head = json.loads(read.line())
-            return head, read.exactly(head["bytes"])
-        except TimeoutError:
-            self.close()
-            raise CannotShow(f"it takes longer than {SECONDS:.0f} s to decode") from None
-        except (OSError, EOFError, ValueError):
-            self.close()
-            raise CannotShow("decoding it ended the program that does it") from None
+            # A process that takes too long is ended, whatever it does: then there is nothing more to read.
+            late = threading.Timer(SECONDS, process.kill)
+            late.start()
+            try:
+                process.stdin.write(json.dumps([str(path), side]).encode() + b"\n")
+                process.stdin.flush()
+                head = json.loads(process.stdout.readline())
+                jpeg = process.stdout.read(head["bytes"])
+            finally:
+                late.cancel()
+            if len(jpeg) == head["bytes"]:
+                return head, jpeg
+        except (OSError, ValueError):
+            pass
+        self.close()
+        raise CannotShow(f"it takes longer than {SECONDS:.0f} s to decode, or more memory than there is")
 
     def close(self) -> None:
         if self._process is not None:
@@ -90,32 +93,6 @@ def _start() -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is for the server, which ends them
     )
-
-
-class _Reader:
-    """Reads from a process until a time."""
-
-    def __init__(self, process: subprocess.Popen[bytes], until: float) -> None:
-        assert process.stdout is not None
-        self._handle, self._until, self._rest = process.stdout.fileno(), until, b""
-
-    def _more(self) -> None:
-        if not select.select([self._handle], [], [], max(0.0, self._until - time.monotonic()))[0]:
-            raise TimeoutError
-        if not (data := os.read(self._handle, 1 << 20)):
-            raise EOFError
-        self._rest += data
-
-    def line(self) -> bytes:
-        while b"\n" not in self._rest:
-            self._more()
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line
-
-    def exactly(self, size: int) -> bytes:
-        while len(self._rest) < size:
-            self._more()
-        return self._rest[:size]
 
 
 class Pictures:

@@ -6,6 +6,7 @@ Routes run in threads; the book's lock orders them. Nothing here imports torch: 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -71,7 +72,7 @@ def make_app(desk: Desk) -> Starlette:
         Route("/api/images", api.images),
         Route("/api/changes", api.get(api.changes)),
         Route("/api/exam", api.get(api.exam), methods=["GET"]),
-        Route("/api/picture/{n:int}", api.get(api.picture)),
+        Route("/api/picture/{n:int}", api.get(api.picture, locked=False)),
         Route("/api/next", api.get(api.next)),
         Route("/api/suspects", api.get(api.suspects)),
         Route("/api/groups", api.get(api.groups)),
@@ -113,12 +114,12 @@ class Api:
 
     # ----------------------------------------------------------------------------------------------- around each route
 
-    def get(self, handler: Callable[[str, Request], Body]) -> Callable[[Request], Any]:
-        """A route that answers with JSON."""
+    def get(self, handler: Callable[[str, Request], Body], *, locked: bool = True) -> Callable[[Request], Any]:
+        """A route that answers with JSON. What takes long is not `locked`: nobody's labels wait for it."""
 
         def route(request: Request) -> Response:
             try:
-                with self.book.lock:
+                with self.book.lock if locked else nullcontext():
                     return as_json(request, handler(self.who_is(request), request))
             except MixMatchError as error:
                 return as_error(error)
@@ -128,7 +129,8 @@ class Api:
     def post(
         self, handler: Callable[[str, Body], Body], limit: int = BODY, *, changes: bool = True
     ) -> Callable[[Request], Any]:
-        """A route that takes JSON; it answers with what changed since the page last looked, too, unless told not to."""
+        """A route that takes JSON; it answers with what changed since the page last looked, too. One that changes
+        nothing is not locked: nobody's labels wait for it."""
 
         async def route(request: Request) -> Response:
             try:
@@ -140,7 +142,7 @@ class Api:
         def work(request: Request, asked: Body) -> Response:
             who = self.who_is(request)
             try:
-                with self.book.lock:
+                with self.book.lock if changes else nullcontext():
                     given = asked.get("listing", self.book.listing.id)
                     if given != self.book.listing.id:
                         raise Elsewhere("the list of pictures is another one now")
@@ -351,16 +353,19 @@ class Api:
         return self.desk.export_folders(links=asked["how"] == "link")
 
     def train(self, who: str, asked: Body) -> Body:
-        self.desk.trainings.start(asked)
-        return self.desk.trainings.status()
+        with self.book.lock:
+            self.desk.trainings.start(asked)
+            return self.desk.trainings.status()
 
     def stop_training(self, who: str, asked: Body) -> Body:
-        self.desk.trainings.stop()
-        return self.desk.trainings.status()
+        with self.book.lock:
+            self.desk.trainings.stop()
+            return self.desk.trainings.status()
 
     def train_automatically(self, who: str, asked: Body) -> Body:
-        self.desk.trainings.automatic(asked)
-        return self.desk.trainings.status()
+        with self.book.lock:
+            self.desk.trainings.automatic(asked)
+            return self.desk.trainings.status()
 
 
 _UNDONE = {"n": "files", "kept": "kept"}

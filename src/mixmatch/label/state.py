@@ -87,6 +87,8 @@ class State:
 
     def __init__(self) -> None:
         self.seq = 0
+        self.changed_at = 0
+        """The last event that is more than a note about a file's content."""
         self.begun = False
         """Whether labels that were there before have been taken over."""
         self.marks: dict[str, Mark] = {}
@@ -168,6 +170,8 @@ class State:
         if (id := event.get("id")) is not None:
             self.answered[id] = event if event.get("conflicts") else None
         self.recent.append((event["seq"], changed))
+        if kind != "content":
+            self.changed_at = self.seq
         return changed
 
     def _begin(self, event: Event) -> Sequence[str]:

@@ -107,7 +107,7 @@ class Trainings:
     def tick(self) -> None:
         """Begin a training if it is time for one; called now and then."""
         if self._auto["on"] and not self.at_work() and self._changed() >= self._auto["every"]:
-            with suppress(Refused, Busy):
+            with suppress(Refused, Busy), self.book.lock:  # as a request has it: locks are taken in one order
                 self.start({k: v for k, v in self._auto.items() if k not in ("on", "every")})
 
     def at_work(self) -> bool:
