@@ -17,7 +17,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import mixmatch
-from mixmatch.data import read_user_data
+from mixmatch.data import read_labeled, read_user_data
 from mixmatch.data.user.folder import read_folder
 from mixmatch.data.user.shards import begin, read_shards
 from mixmatch.errors import MixMatchError
@@ -132,5 +132,7 @@ def test_what_is_refused(photos: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(MixMatchError, match=why):
             shard_folder(path, tmp_path / out, **options)
+    with pytest.raises(MixMatchError, match="is a folder of shards: give the folder of images"):
+        read_labeled(tmp_path / "shards", ("0", "1"), (1, 32, 32))
     with pytest.raises(MixMatchError, match="image_size= is not for a folder of shards"):
         mixmatch.train(tmp_path / "shards", image_size=32, out=tmp_path / "run")

@@ -23,6 +23,7 @@ import mixmatch
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.decode import shard_folder
 from mixmatch.execution.ray_data import Place, place_of
+from mixmatch.predict.store import Store
 
 PIXELS = np.rint(load_digits().images * (255 / 16)).astype(np.uint8)
 FILES, BROKEN = 2000, 97
@@ -201,3 +202,20 @@ def test_decoding_on_the_cluster(cluster: Any, tmp_path: Path) -> None:
         assert done == (59, 1, 3, 0)
     hashes = [json.loads((tmp_path / out / "shards.json").read_text())["shards"] for out in ("here", "there")]
     assert hashes[0] == hashes[1]
+
+
+def test_two_plans_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is everyone's, also where files cannot be linked."""
+    for number, linked in enumerate((True, False)):
+        if not linked:
+            monkeypatch.setattr(Path, "hardlink_to", refuse)
+        store = Store(tmp_path / str(number))
+        for content in (b"first", b"second"):
+            store.write_first("_plan/plan.json", content)
+        assert store.read("_plan/plan.json") == b"first"
+        assert store.names("_plan") == {"plan.json"}
+        assert store.names("nothing") == set()
+
+
+def refuse(path: Path, target: Path) -> None:
+    raise PermissionError(1, "Operation not permitted")

@@ -176,6 +176,8 @@ def read_labeled(
         if name in given:
             raise MixMatchError(f"{name}= follows from the model that is evaluated: leave it out")
     takes = "images" if len(input_shape) == 3 else "rows of a table or an array"
+    if is_shards(path):
+        raise MixMatchError(f"{path} is a folder of shards: give the folder of images that it was made of")
     if path.is_dir():
         if len(input_shape) != 3:
             raise MixMatchError(f"the model takes {takes}, not a folder of images")

@@ -60,12 +60,16 @@ class Store:
             if self.read(name) is None:
                 self.write(name, content)
             return
-        with self._saying("write"), temporary(Path(self.where, name)) as part:
+        file = Path(self.where, name)
+        with self._saying("write"), temporary(file) as part:
             write_durably(part, content)
             try:
-                Path(self.where, name).hardlink_to(part)
+                file.hardlink_to(part)
             except FileExistsError:
                 return
+            except OSError:  # some file systems have no links
+                if not file.exists():
+                    part.replace(file)
 
     @contextmanager
     def _saying(self, what: str) -> Iterator[None]:
