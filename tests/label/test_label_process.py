@@ -139,7 +139,7 @@ def test_a_training_from_labels_to_guesses(digits: Path) -> None:
             ]
             page.label(free[:5], value)
         free_before = [n for n, label in enumerate(page.get("images")["label"]) if label >= 0 and n not in drawn]
-        assert page.post("train", steps=150)["state"] == "running"
+        assert page.post("train", steps=100, method="supervised")["state"] == "running"
         page.wait("train", lambda body: body["step"] > 0)
         assert page.label(free[5:6], "one")["train"]["changed"] == 1, "labeling goes on"
         assert page.post("train/stop")["state"] in ("stopping", "stopped")
@@ -148,12 +148,12 @@ def test_a_training_from_labels_to_guesses(digits: Path) -> None:
     with serving(digits) as (address, _):
         page = Page(address)
         before = page.get("train")
-        assert (before["state"], before["step"] < 150) == ("stopped", True), "over a restart"
+        assert (before["state"], before["step"] < 100) == ("stopped", True), "over a restart"
         page.post("train", resume="run-0001")
         done = page.wait("train", lambda body: body["state"] in ("done", "failed"))
         assert (done["state"], done["run"], done["error"]) == ("done", "run-0001", None)
         steps = [point["step"] for point in done["curve"]]
-        assert steps == list(range(6, 151, 6)), "resumed, not begun again"
+        assert steps == list(range(4, 101, 4)), "resumed, not begun again"
         last = done["curve"][-1]
         assert (last["n"], last["wrong"]) == (30, done["exam"]["wrong"]), "the exam and nothing else"
         assert last["low"] <= last["error"] <= last["high"]
@@ -169,3 +169,32 @@ def test_a_training_from_labels_to_guesses(digits: Path) -> None:
     with serving(digits) as (address, _):
         page = Page(address)
         assert page.wait("state", lambda body: not body["scanning"])["guesses"] == {"run": "run-0001", "count": 120}
+
+
+def test_what_to_label_next_and_what_to_doubt(digits: Path) -> None:
+    """Typical pictures come first, and a label that is wrong is found by its neighbors and by models without it."""
+    with serving(digits) as (address, _):
+        page = Page(address)
+        page.wait("state", lambda body: not body["scanning"])
+        suggested = page.wait("next?k=20", lambda body: body["ready"])
+        images = page.get("images")
+        label, names = images["label"], images["name"]
+        known = {c["name"] for c in page.get("state")["classes"]}
+        for name in {"zero", "one"} - known:
+            page.post("classes", do="add", name=name)
+        if page.get("state")["guesses"] is None:
+            assert (suggested["rule"], suggested["features"]) == ("typical", "pixels")
+        assert len({item["n"] for item in suggested["items"]}) == 20
+        assert all(
+            label[item["n"]] == -1 and images["flags"][item["n"]] == 0 and item["why"] for item in suggested["items"]
+        )
+        free = [n for n in range(len(names)) if label[n] == -1 and images["flags"][n] == 0]
+        of_kind = {first: [n for n in free if names[n].startswith(first)] for first in "01"}
+        wrong = of_kind["0"].pop()
+        page.label(of_kind["0"][:25], "zero", "next")
+        page.label([*of_kind["1"][:25], wrong], "one")
+        doubts = page.wait("suspects", lambda body: body["ready"] and body["items"])
+        assert doubts["items"][0]["n"] == wrong
+        assert (doubts["items"][0]["label"], doubts["items"][0]["instead"]) == ("one", "zero")
+        page.post("undo")
+        assert wrong not in [item["n"] for item in page.get("suspects")["items"]], "not shown once it is mended"
