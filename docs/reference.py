@@ -15,6 +15,9 @@ from mixmatch.classifier import Classifier
 from mixmatch.cli import Lazy, command_line
 from mixmatch.methods import base
 
+FIRST = ("train", "load", "predict_files", "evaluate", "write_report", "export_model")
+"""What most people call, in the order in which they do."""
+
 
 def write(folder: Path) -> None:
     """Write the pages, if they are others than those there."""
@@ -30,7 +33,8 @@ def write(folder: Path) -> None:
 
 def python() -> str:
     """What users call, from its docstrings."""
-    top = [name for name in mixmatch.__all__ if callable(getattr(mixmatch, name))]
+    names = [name for name in mixmatch.__all__ if callable(getattr(mixmatch, name))]
+    top = [*FIRST, *(name for name in names if name not in FIRST)]
     equations = [name for name, _ in inspect.getmembers(functional, _is_equation)]
     contract = ["Method", "Batch", "Step", "Progress", "DataInfo", "setting", "forward_each", "targets_and_logits"]
     parts = [
