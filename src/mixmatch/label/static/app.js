@@ -38,6 +38,11 @@ const tab = {
     views[name].open();
     if (name !== "train") bench.focus();
   },
+  // Draw pictures for the exam, and go to it.
+  exam(size) {
+    this.open("label", "exam");
+    views.label.draw(size);
+  },
 };
 
 const bench = new Bench(store, outbox);

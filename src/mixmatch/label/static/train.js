@@ -179,11 +179,11 @@ export class TrainView {
 
   paintVerdict(exam) {
     const { state } = this.store;
-    const act = (name, run) => h("div", { class: "acts" }, primary(name, run));
+    const act = (name, run, kind = primary) => h("div", { class: "acts" }, kind(name, run));
     const title = h("h2", {}, "How good is it?");
     if (exam) {
       const text = `${exam.run} is wrong on ${exam.wrong} of the ${count(exam.n, "exam picture")}. The interval says where the error on the whole folder is likely to be: the exam was drawn at random and labeled without seeing a guess.`;
-      const wide = exam.high - exam.low > 20 ? " A larger exam makes it narrower." : "";
+      const wide = exam.high - exam.low > 8 ? act("Draw 50 more exam pictures", () => this.tab.exam(50), button) : "";
       return this.verdict.replaceChildren(
         title,
         h(
@@ -202,7 +202,8 @@ export class TrainView {
             h("span", { class: "soft small" }, "95 % interval"),
           ),
         ),
-        h("p", {}, text + wide),
+        h("p", {}, text),
+        wide,
       );
     }
     const { size, labeled } = state.exam;
@@ -214,7 +215,7 @@ export class TrainView {
           {},
           "Nobody can say yet. An exam, pictures drawn at random and labeled without help, gives the error. A share of labels that were picked by hand or by a model says nothing about the folder.",
         ),
-        act("Make an exam", () => this.tab.open("label")),
+        act("Make an exam", () => this.tab.exam(Math.min(50, Math.max(5, Math.round(state.counts.unlabeled / 4))))),
       );
     if (labeled < size)
       return this.verdict.replaceChildren(
