@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import json
 import subprocess
@@ -216,3 +217,16 @@ def test_predictions_are_timed_from_the_first_on(monkeypatch: pytest.MonkeyPatch
         assert row["per_core"] > 0
     assert len((tmp_path / "one.csv").read_text().splitlines()) == 300
     assert len(list((tmp_path / "shards").glob("*.csv"))) == 3
+
+
+def test_large_tables_are_checked_and_written_each_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import large_tables
+
+    sizes = argparse.Namespace(rows=300, columns=3, classes=20, predictions=150)
+    large_tables.write_table(tmp_path / "rows.csv", sizes.rows, sizes.columns)
+    for way in large_tables.WAYS:
+        assert large_tables.measure(way, tmp_path, sizes)["seconds"] > 0
+    after = (tmp_path / "after.csv").read_text().splitlines()
+    assert (tmp_path / "before.csv").read_text().splitlines() == after[1:]
+    assert len(json.loads((tmp_path / "after.json").read_text())) == 150

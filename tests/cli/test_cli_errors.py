@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -55,6 +56,7 @@ def half_done(finished: Path, tmp_path: Path) -> Path:
     ("arguments", "said"),
     [
         ("train digit", "'digit' is neither a data set nor a file or folder: did you mean 'digits'?"),
+        ("data check ''", "DATA is empty: give a name (digits, cifar10, ...) or a path"),
         ("train nowhere/photos", "there is no file or folder nowhere/photos"),
         ("train photos", "'photos' is neither a data set nor a file or folder (data sets: cifar10, cifar100, digits,"),
         ("train cifar-10", "'cifar-10' is neither a data set nor a file or folder: did you mean 'cifar10'?"),
@@ -96,7 +98,7 @@ def half_done(finished: Path, tmp_path: Path) -> Path:
 )
 def test_one_line(arguments: str, said: str, call: Call) -> None:
     Path("empty").mkdir()
-    check(call(*arguments.split()), said)
+    check(call(*shlex.split(arguments)), said)
     assert [path.name for path in Path.cwd().iterdir()] == ["empty"]
     assert list(Path("empty").iterdir()) == []
 

@@ -71,6 +71,8 @@ def check(
 
       mixmatch data check patients.csv --label-column diagnosis --no-trial
     """
+    if not name.strip():
+        raise MixMatchError("DATA is empty: give a name (digits, cifar10, ...) or a path")
     reading = data.Reading(**settings)
     if name not in data.SOURCES and (Path(name).exists() or "/" in name or Path(name).suffix):
         _check_user_data(name, reading, strict, as_json, device if trial else None)

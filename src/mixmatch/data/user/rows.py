@@ -175,15 +175,17 @@ def number_labels(
         advice = f"label some {noun}s of it, or leave it out of the classes"
         findings.append(Finding("empty-class", message, (), advice))
     left_out = {*unlabeled, *unknown}
-    rows = [row for row, p in enumerate(part) if p == "train"] + [row for row in test if row not in left_out]
-    number = {label: i for i, label in enumerate(classes)} | {None: UNKNOWN}
-    numbers = np.array([number[labels[row]] for row in rows], np.int64)
+    is_train = np.fromiter((p == "train" for p in part), bool, len(part))
+    tested = np.array([row for row in test if row not in left_out], np.int64)
+    rows = np.concatenate([np.flatnonzero(is_train), tested])
+    number: dict[str | None, int] = {label: i for i, label in enumerate(classes)}
+    numbers = np.fromiter((number.get(label, UNKNOWN) for label in labels), np.int64, len(labels))[rows]
     if not (numbers == UNKNOWN).any():
         message = f"{name} has no unlabeled {noun}s, so there is nothing for semi-supervised learning to use"
         advice = f"train with the supervised method, or add unlabeled data ({how})"
         findings.append(Finding("no-unlabeled", message, (), advice))
     kept = tuple(part[row] for row in rows)
-    return Numbered(tuple(classes), np.array(rows, np.int64), numbers, kept, tuple(findings))
+    return Numbered(tuple(classes), rows, numbers, kept, tuple(findings))
 
 
 def match_labels(
