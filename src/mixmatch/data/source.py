@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from mixmatch.data.joined import Joined
 from mixmatch.errors import MixMatchError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Rows:
 
     def __post_init__(self) -> None:
         for name, convert in (("inputs", _as_inputs), ("labels", np.asarray)):
-            if not isinstance(getattr(self, name), np.ndarray):  # lists, tensors
+            if not isinstance(getattr(self, name), np.ndarray | Joined):  # lists, tensors
                 object.__setattr__(self, name, convert(getattr(self, name)))
         kind, shape = self.inputs.dtype, self.inputs.shape
         if self.is_images and (kind != np.uint8 or len(shape) != 4):
