@@ -328,6 +328,30 @@ def test_pictures_and_columns_are_not_sent_twice(client: TestClient) -> None:
     assert client.get("/api/images", headers={"If-None-Match": columns.headers["etag"]}).status_code == 200
 
 
+def test_a_training_begins_by_itself_when_enough_is_labeled(
+    client: TestClient, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(desk.trainings, "_work", begun.append)
+    asked = {"on": True, "every": 2, "method": "supervised", "steps": 7}
+    assert post(client, "train/auto", **asked).json()["auto"] == asked
+    label(client, "label-001", [2], "cat")
+    desk.trainings.tick()
+    assert begun == [], "two classes with two labels each are the least"
+    label(client, "label-002", [3], "dog")
+    desk.trainings.tick()
+    assert begun == ["run-0001"]
+    about = client.get("/api/train").json()
+    assert (about["method"], about["steps"], about["changed"], about["state"]) == ("supervised", 7, 0, "running")
+    desk.trainings.tick()
+    label(client, "label-003", [4], "dog")
+    desk.trainings.tick()
+    assert begun == ["run-0001"], "one label more is not enough"
+    assert post(client, "train/auto", on="yes").status_code == 422
+    for bad in ({"steps": 0}, {"method": "../x"}, {"options": {"config": "/etc/passwd"}}, {"options": {"seed": "a b"}}):
+        assert post(client, "train", **bad).status_code == 422, bad
+
+
 def test_new_files_are_found_when_asked_for(client: TestClient, desk: Desk, photos: Path) -> None:
     Image.new("RGB", (8, 8)).save(photos / "unlabeled" / "new.png")
     desk._scanned.clear()

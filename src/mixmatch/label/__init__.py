@@ -1,1 +1,2 @@
-"""Labeling: what to label next, and which labels may be wrong. Nothing here needs torch."""
+"""Label a folder of images in the browser: the log of labels, the server of the page, what to label next, and which
+labels may be wrong. The server needs no torch; the programs it starts do."""

@@ -76,8 +76,9 @@ class Guard:
             return _refuse("this server answers only at its own address")
         host = headers["host"][0].lower()
         method, path = scope["method"], scope["path"]
-        if method == "GET" and path == "/" and scope["query_string"]:
-            return self._enter(scope["query_string"].decode("latin-1"))
+        query = parse_qs(scope["query_string"].decode("latin-1"))
+        if method == "GET" and path == "/" and "token" in query:
+            return self._enter(query["token"][0])
         cookies = cookie_parser("; ".join(headers.get("cookie", ())))
         if not hmac.compare_digest(cookies.get(self.cookie, "").encode(), self._token.encode()):
             return _refuse("open the address that `mixmatch label` printed, with its token", page=path == "/")
@@ -104,8 +105,7 @@ class Guard:
             return True
         return self._any_address and _is_address(name)
 
-    def _enter(self, query: str) -> Response:
-        token = parse_qs(query).get("token", [""])[0]
+    def _enter(self, token: str) -> Response:
         if not hmac.compare_digest(token.encode("utf-8", "replace"), self._token.encode()):
             return _refuse("the token is not the one that `mixmatch label` printed", page=True)
         answer = Response(status_code=303, headers={"Location": "/"})

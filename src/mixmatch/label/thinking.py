@@ -53,9 +53,7 @@ class Thinking:
         if answer is None:
             numbers = np.flatnonzero(free).tolist()
             drawn = random.Random(self.book.state.seq).sample(numbers, min(count, len(numbers)))
-            why = (
-                self._errors.get("next") or "The pictures are being compared with each other; until then, any will do."
-            )
+            why = self._errors.get("next") or f"The pictures are being compared{self._done()}; until then, any will do."
             items = [{"n": n, "rule": "random", "why": "drawn at random"} for n in drawn]
             return {"ready": "next" in self._errors, "rule": "random", "why": why, "features": None, "items": items}
         rules = [item["rule"] for item in items] or ["random"]
@@ -87,6 +85,14 @@ class Thinking:
             self._thread.join(5)
 
     # ---------------------------------------------------------------------------------------------------------- working
+
+    def _done(self) -> str:
+        """How many pictures have been looked at, where that is known."""
+        try:
+            lines = (self._folder / "features.output.txt").read_text().splitlines()
+        except OSError:
+            return ""
+        return f" ({lines[-1]})" if lines else ""
 
     def _free(self) -> Any:
         flags, label = self.view.column("flags"), self.view.column("label")

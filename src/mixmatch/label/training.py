@@ -184,11 +184,7 @@ class Trainings:
 
     def _changed(self) -> int:
         """Labels that the newest training does not know of."""
-        since = max((about["seq"] for about in self._about.values()), default=0)
-        state = self.book.state
-        if state.seq == since:
-            return 0
-        return sum(m.seq > since and m.value >= 0 and f not in state.exam for f, m in list(state.marks.items()))
+        return self.view.labels_after(max((about["seq"] for about in self._about.values()), default=0))
 
     def _progress(self, run: str, about: Body) -> tuple[int, float | None]:
         if about["state"] == "done":

@@ -56,6 +56,7 @@ class View:
         self._label = np.full(0, UNLABELED, np.int16)
         self._who = np.full(0, -1, np.int16)
         self._flags = np.zeros(0, np.uint8)
+        self._seq = np.zeros(0, np.int64)
         self._guess = np.full(0, -1, np.int16)
         self._sure = np.zeros(0, np.int16)
         self._names: tuple[int, list[str]] = (0, [])
@@ -72,6 +73,7 @@ class View:
         self._label = np.concatenate([self._label, np.full(more, UNLABELED, np.int16)])
         self._who = np.concatenate([self._who, np.full(more, -1, np.int16)])
         self._flags = np.concatenate([self._flags, np.zeros(more, np.uint8)])
+        self._seq = np.concatenate([self._seq, np.zeros(more, np.int64)])
         self._guess = np.concatenate([self._guess, np.full(more, -1, np.int16)])
         self._sure = np.concatenate([self._sure, np.zeros(more, np.int16)])
         state = self.book.state
@@ -82,7 +84,7 @@ class View:
     def rebuild(self) -> None:
         """All columns from the state, as after files moved or went."""
         self._label, self._who, self._flags = self._label[:0], self._who[:0], self._flags[:0]
-        self._guess, self._sure = self._guess[:0], self._sure[:0]
+        self._guess, self._sure, self._seq = self._guess[:0], self._sure[:0], self._seq[:0]
         self.grow()
         self._flags[list(self.book.listing.gone)] |= GONE
         if self.guesses is not None:
@@ -101,7 +103,7 @@ class View:
             if mark is None:
                 self._label[n], self._who[n] = UNLABELED, -1
             else:
-                self._label[n], self._who[n] = mark.value, mark.who
+                self._label[n], self._who[n], self._seq[n] = mark.value, mark.who, mark.seq
                 flags |= FOREIGN * (mark.source in TAKEN)
             self._flags[n] = flags
 
@@ -117,6 +119,10 @@ class View:
             ids = np.array([-1 if i is None else i for i in ids], np.int16)
             self._guess[guesses.numbers] = ids[guesses.best]
             self._sure[guesses.numbers] = np.rint(1000 * guesses.sure.astype(np.float32)).astype(np.int16)
+
+    def labels_after(self, seq: int) -> int:
+        """Labels to train on that were given after an event."""
+        return int(((self._seq > seq) & (self._label >= 0) & ((self._flags & (EXAM | TEST)) == 0)).sum())
 
     def column(self, name: str) -> npt.NDArray[np.int16]:
         """A column by name, guesses hidden where they must not be seen: an exam is taken blind."""
