@@ -414,6 +414,11 @@ def test_phone(tmp_path: Path, serve: Open, visit: Open) -> None:
     page.locator("#single:not([hidden])").wait_for()
     wide = "[...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > 361).map(e => e.outerHTML)"  # fmt: skip # noqa: E501
     assert page.evaluate(wide) == []
+    page.locator("#more").tap()
+    page.get_by_role("menuitem", name="Edit the classes").tap()
+    page.get_by_label("Name of a").wait_for()
+    assert page.evaluate(wide) == []
+    page.get_by_role("button", name="Close").tap()
     page.locator(f".side [data-value='{'ab'.index(name[4])}']").tap()
     saved(page)
     assert page.locator("#single").get_attribute("aria-label") != current_on_phone  # the next one

@@ -1,8 +1,7 @@
 // The error over steps, or over runs, with its interval.
 import { svg } from "./dom.js";
 
-const WIDTH = 640,
-  HEIGHT = 230,
+const HEIGHT = 230,
   LEFT = 44,
   RIGHT = 16,
   TOP = 14,
@@ -15,16 +14,17 @@ function ticks(top) {
 
 // points: [{x, error, low, high}]; `name(x)` is the text below a point.
 export function chart(points, { label, unit, name = String }) {
+  const width = Math.max(320, Math.min(640, document.documentElement.clientWidth - 60)); // letters keep their size on a phone
   const most = Math.min(100, Math.max(5, ...points.map((point) => point.high ?? point.error)) * 1.08);
   const xs = points.map((point) => point.x);
   const [first, last] = [Math.min(0, ...xs), Math.max(...xs)];
-  const x = (value) => LEFT + ((WIDTH - LEFT - RIGHT) * (value - first)) / (last - first || 1);
+  const x = (value) => LEFT + ((width - LEFT - RIGHT) * (value - first)) / (last - first || 1);
   const y = (value) => HEIGHT - BOTTOM - ((HEIGHT - TOP - BOTTOM) * value) / most;
   const at = (point, value) => `${x(point.x).toFixed(1)},${y(value).toFixed(1)}`;
-  const drawn = svg("svg", { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label });
+  const drawn = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": label });
   for (const tick of ticks(most)) {
     drawn.append(
-      svg("line", { class: "rule", x1: LEFT, x2: WIDTH - RIGHT, y1: y(tick), y2: y(tick) }),
+      svg("line", { class: "rule", x1: LEFT, x2: width - RIGHT, y1: y(tick), y2: y(tick) }),
       svg("text", { x: LEFT - 8, y: y(tick) + 4, "text-anchor": "end" }, `${tick} %`),
     );
   }

@@ -5,6 +5,7 @@ import { $, button, count, h, number, percent, primary, toast } from "./dom.js";
 import { UNLABELED } from "./store.js";
 
 const LEAST_SEEN = 6;
+const NARROW = matchMedia("(max-width: 52rem)"); // small tiles have room for the number alone
 
 export class GuessesView {
   constructor(store, bench, { tab, conflicts }) {
@@ -69,7 +70,7 @@ export class GuessesView {
     const sure = percent(store.sure[n] / 1000);
     return value === UNLABELED
       ? {
-          tag: `${store.text(this.chosen)}? ${sure}`,
+          tag: NARROW.matches ? sure : `${store.text(this.chosen)}? ${sure}`,
           color: store.color(this.chosen),
           said: `guessed ${store.text(this.chosen)}, ${sure}`,
         }
@@ -148,7 +149,7 @@ export class GuessesView {
     const named = this.named();
     const doubtful = this.doubtful(named);
     this.words.textContent = named.length
-      ? `Look at the least sure of these ${number(named.length)} first. Click takes one out; a class’s key corrects the framed one.`
+      ? `Look at the least sure of these ${number(named.length)} first. Click takes one out; a class or its key corrects the framed one.`
       : "Nothing is selected. Click takes a picture in again.";
     this.confirm.replaceChildren(
       `Confirm ${number(named.length)} as ${store.text(this.chosen)} `,
