@@ -3,6 +3,7 @@
     python benchmarks/label_check.py --data-dir ~/data                 # wrong labels: 5 % are made wrong
     python benchmarks/label_check.py --data-dir ~/data --copies        # near copies: files written anew
     python benchmarks/label_check.py --data-dir ~/data --features      # neighbors by several embeddings of pixels
+    python benchmarks/label_check.py --data-dir ~/data --speed         # seconds for 100,000 pictures
 
 The folders are those of `label_next.py`. Precision is the share of what is listed that is wrong indeed, recall the
 share of what is wrong that is listed; means over five seeds. All on the embedding that needs no torch.
@@ -13,6 +14,8 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,9 +29,10 @@ from PIL import Image, ImageEnhance
 from sklearn.decomposition import PCA
 from sklearn.neighbors import KNeighborsClassifier
 
-from mixmatch import measure
+from mixmatch import data, measure
 from mixmatch.label import check
-from mixmatch.label.features import GRID, describe, fingerprint
+from mixmatch.label.features import GRID, compute, describe, fingerprint, load
+from mixmatch.label.suggest import suggest
 
 Floats = npt.NDArray[Any]
 FOLDERS = ("digits", "photos", "house numbers")
@@ -94,7 +98,7 @@ def written_anew(image: Image.Image) -> dict[str, Image.Image]:
     return {
         "JPEG of quality 60": Image.open(file).convert("RGB"),
         "half the size": image.resize((width // 2, height // 2), Image.Resampling.BICUBIC),
-        "three times as wide, twice as high": image.resize((3 * width, 2 * height), Image.Resampling.LANCZOS),
+        "3x as wide, 2x as high": image.resize((3 * width, 2 * height), Image.Resampling.LANCZOS),
         "a fifth brighter": ImageEnhance.Brightness(image).enhance(1.2),
         "1/40 cut off each side": image.resize((8 * width, 8 * height)).crop(
             (edge, edge, 8 * width - edge, 8 * height - edge)
@@ -104,7 +108,6 @@ def written_anew(image: Image.Image) -> dict[str, Image.Image]:
 
 def copies(args: argparse.Namespace) -> None:
     """200 copies of each kind, each beside all pictures of the folder."""
-    print("| folder | pictures | near copies already | copy | found |\n|---|---|---|---|---|")
     for folder in FOLDERS:
         source = cut(folder, args.seeds[0], args.data_dir)
         base = small(source.train.inputs)
@@ -116,11 +119,15 @@ def copies(args: argparse.Namespace) -> None:
             image = Image.fromarray(picture[..., 0] if picture.shape[-1] == 1 else picture).convert("RGB")
             for name, copy in written_anew(image).items():
                 made.setdefault(name, []).append(np.asarray(copy.resize((32, 32), Image.Resampling.BICUBIC)))
-        for name, pictures in made.items():
+        texts = []
+        for pictures in made.values():
             groups = check.near_copies(fingerprint(np.concatenate([base, np.stack(pictures)])))
             pairs = {(row, len(base) + i) for i, row in enumerate(chosen)}
             found = sum(any(a in group and b in group for group in groups) for a, b in pairs)
-            print(f"| {folder} | {len(base):,} | {there} groups | {name} | {found / len(chosen):.0%} |")
+            texts.append(f"{found / len(chosen):.0%}")
+        if folder == FOLDERS[0]:
+            print(f"| folder | {' | '.join(made)} | groups before |\n|---|{'---|' * (len(made) + 1)}")
+        print(f"| {folder}, {len(base):,} pictures | {' | '.join(texts)} | {there} |")
 
 
 def features(args: argparse.Namespace) -> None:
@@ -149,10 +156,43 @@ def features(args: argparse.Namespace) -> None:
         print(f"| {name} | {' | '.join(texts)} |")
 
 
+def speed(args: argparse.Namespace) -> None:
+    """CPU seconds for CIFAR-10 and its mirror images, from pixels in memory."""
+    source = data.load("cifar10", args.data_dir, warn=lambda text: None)
+    number, total = len(source.train), 2 * len(source.train)
+    labels, none = np.tile(source.train.labels, 2), np.full(total, -1, np.int64)
+    some = np.where(np.arange(total) % 250 == 0, labels, none)
+    guesses = np.random.default_rng(0).dirichlet(np.full(10, 0.3), total).astype(np.float32)
+
+    def read(row: int) -> npt.NDArray[np.uint8]:
+        picture = np.array(source.train.inputs[row % number])
+        return picture if row < number else picture[:, ::-1]
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        began = time.process_time()
+        result = work()
+        print(f"| {name} | {time.process_time() - began:.1f} |", flush=True)
+        return result
+
+    print(f"| {total:,} pictures | CPU seconds |\n|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        names, cache = [str(row) for row in range(total)], Path(folder, "features.npz")
+        found = timed("features, first time", lambda: compute(read, names, cache))
+        timed("features, from the cache", lambda: load(names, cache))
+    timed("suggest 50, no label", lambda: suggest(found.vectors, none, count=50))
+    timed("suggest 50, 400 labels", lambda: suggest(found.vectors, some, count=50))
+    timed("suggest 50, a model", lambda: suggest(found.vectors, some, count=50, probabilities=guesses))
+    timed("suspects, 400 labels", lambda: check.suspects(found.vectors, some, classes=source.classes))
+    timed("suspects, 100,000 labels", lambda: check.suspects(found.vectors, labels, classes=source.classes))
+    timed("near copies among 10,000", lambda: check.near_copies(found.fingerprints, np.arange(0, total, 10)))
+    timed("near copies among 100,000", lambda: check.near_copies(found.fingerprints))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--copies", dest="study", action="store_const", const=copies, default=wrong_labels)
     parser.add_argument("--features", dest="study", action="store_const", const=features)
+    parser.add_argument("--speed", dest="study", action="store_const", const=speed)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--data-dir", type=Path)
     args = parser.parse_args()

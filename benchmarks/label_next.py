@@ -64,7 +64,11 @@ ROOT = Path(__file__).parents[1]
 STATE = ROOT / "benchmarks" / "label_next.jsonl"
 COUNTS = {"logistic": (10, 20, 30, 40, 60, 80, 100, 120, 140, 160, 180, 200), "mixmatch": (20, 40, 80, 160)}
 """Labels after each round."""
-SHOWN = {"logistic": (10, 20, 40, 80, 120, 200), "mixmatch": COUNTS["mixmatch"]}
+SHOWN: dict[str, dict[str, tuple[int, ...]]] = {
+    "logistic": {"10 to 40": COUNTS["logistic"][:4], "60 to 200": COUNTS["logistic"][4:]},
+    "mixmatch": {str(count): (count,) for count in COUNTS["mixmatch"]},
+}
+"""What a column of the table is the mean of."""
 STEPS = 256
 
 
@@ -396,22 +400,29 @@ def cells(args: argparse.Namespace) -> list[Cell]:
     return found
 
 
-def table(outcomes: list[dict[str, Any]], task: str, learner: str) -> str:
-    """Markdown: a row for each rule, a column for each number of labels; mean and deviation over the seeds.
+def table(outcomes: list[dict[str, Any]], learner: str) -> str:
+    """Markdown: a row for each rule, a column for each task and range of labels; mean and deviation over the seeds.
 
     In bold what is better than random by more than twice the standard error of the differences, in italics what is
     as clearly worse."""
-    here = [o for o in outcomes if (o["task"], o["learner"]) == (task, learner)]
-    errors = {(o["rule"], o["features"], o["seed"]): dict(zip(o["labels"], o["errors"], strict=True)) for o in here}
-    shown = SHOWN[learner]
-    lines = [f"| {task} | features | {' | '.join(map(str, shown))} | mean |", f"|---|---|{'---|' * (len(shown) + 1)}"]
-    for rule, features in sorted({(r, f) for r, f, _ in errors}, key=lambda key: (list(RULES).index(key[0]), key[1])):
-        seeds = sorted(s for r, f, s in errors if (r, f) == (rule, features))
+    errors = {
+        (o["task"], o["rule"], o["features"], o["seed"]): dict(zip(o["labels"], o["errors"], strict=True))
+        for o in outcomes
+    }
+    tasks = [task for task in TASKS if any(key[0] == task for key in errors)]
+    columns = [(task, name, counts) for task in tasks for name, counts in SHOWN[learner].items()]
+    heads = [f"{task}, {name}" for task, name, _ in columns]
+    lines = [f"| rule | features | {' | '.join(heads)} |", f"|---|---|{'---|' * len(heads)}"]
+    rows = {(rule, features): None for _, rule, features, _ in errors}
+    for rule, features in sorted(rows, key=lambda row: (list(RULES).index(row[0]), row[1] == "basic")):
         texts = []
-        for which in [(n,) for n in shown] + [shown]:
-            values = [statistics.fmean(errors[rule, features, s][n] for n in which) for s in seeds]
-            chance = [statistics.fmean(errors["random", "none", s][n] for n in which) for s in seeds]
-            texts.append(_marked(values, chance))
+        for task, _, counts in columns:
+            seeds = [s for t, r, f, s in errors if (t, r, f) == (task, rule, features)]
+            both = [
+                [statistics.fmean(errors[task, *way, s][n] for n in counts) for s in seeds]
+                for way in ((rule, features), ("random", "none"))
+            ]
+            texts.append(_marked(*both) if seeds else "")
         lines.append(f"| {rule} | {'' if features == 'none' else features} | {' | '.join(texts)} |")
     return "\n".join(lines)
 
@@ -449,7 +460,7 @@ def main() -> None:
             file.flush()
             print(f"{number}/{len(left)} {outcome}", file=sys.stderr)
     asked = [o for o in known if Cell(*(o[n] for n in Cell._fields)) in wanted]
-    print("\n\n".join(table(asked, task, args.learner) for task in args.only or TASKS))
+    print(table(asked, args.learner))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 A model repeats the labels it has learned, wrong ones too. So each label is predicted without itself, in two ways: by
 the labels of its ten nearest neighbors, and by logistic regressions over five folds, each on the other four. Their
-geometric mean finds more wrong labels, among fewer, than either (`benchmarks/label_check.py`).
+geometric mean is about as precise as the better of the two, or more so (`benchmarks/label_check.py`).
 """
 
 from __future__ import annotations

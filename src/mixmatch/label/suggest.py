@@ -91,7 +91,7 @@ def _before(features: Floats, labels: Ints, allowed: Mask, count: int, seed: int
 
 
 def typical(free: Floats, labeled: Floats, count: int, seed: int) -> list[tuple[int, int, int]]:
-    """Rows of `free`, each with the size of its group and how many of `labeled` lie in it.
+    """Rows of `free`, each with the size of its group and how many of `labeled` are in that.
 
     All rows are put into as many groups as there will be labels (k-means). From the groups with the fewest labels, the
     largest first, comes the row nearest to the center.
@@ -101,7 +101,7 @@ def typical(free: Floats, labeled: Floats, count: int, seed: int) -> list[tuple[
         return []
     assigned, distance = _groups(np.concatenate([free, labeled]), min(len(labeled) + count, MOST_GROUPS), seed)
     mine, groups = assigned[: len(free)], int(assigned.max()) + 1
-    sizes = np.bincount(mine, minlength=groups)
+    sizes = np.bincount(assigned, minlength=groups)
     covered = np.bincount(assigned[len(free) :], minlength=groups)
     nearest = np.argsort(distance[: len(free)], kind="stable")
     left = [nearest[mine[nearest] == group].tolist() for group in range(groups)]
