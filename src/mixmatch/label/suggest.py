@@ -26,7 +26,7 @@ SAMPLE = 10_000
 """Pictures that are looked at, drawn at random where there are more: what keeps the time to a few seconds."""
 MOST_GROUPS = 500
 MODEL_FROM = 5
-"""Labels per class from which a model is asked; one with fewer chooses worse than chance."""
+"""Labels per class from which a model is asked; with fewer, groups choose better than it does."""
 RANDOM = 0.1
 """The share that is drawn at random once there is a model."""
 SURPRISE = "drawn at random: no model knows what it has never seen"
