@@ -5,10 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 1
 KILLS ?= 20
+SECONDS ?= 300
 # One thread per test process: with two processes on two cores, more threads only get in each other's way.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: run test lint types unit soak soak-labels format docs clean
+.PHONY: run test lint types unit soak soak-labels fuzz format docs clean
 
 run: $(VENV)/ready
 	$(BIN)/mixmatch compare digits --labels 20 --seeds $(SEEDS) --out runs/digits
@@ -33,6 +34,10 @@ soak: $(VENV)/ready
 # The same for a process that labels: no label that was said to be saved may be lost.
 soak-labels: $(VENV)/ready
 	$(TEST_ENV) $(BIN)/python tests/soak_labels.py --kills $(KILLS)
+
+# Attack with damaged and hostile files for some minutes.
+fuzz: $(VENV)/ready
+	$(TEST_ENV) $(BIN)/python tests/fuzz.py --seconds $(SECONDS)
 
 # The documentation as a site, in docs/_build/html. A warning, such as a link to nowhere, is an error.
 docs: $(VENV)/docs

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import builtins
-import contextlib
-import importlib
 import os
 import shutil
 import signal
@@ -24,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from soak import differences
+from soak import differences, warm
 
 CHANGES = ("rename", "replace", "unlink", "remove", "rmdir", "mkdir", "fsync", "truncate", "ftruncate", "link")
 """Functions of `os` that others are made of: those of pathlib, shutil and this package."""
@@ -99,20 +97,6 @@ def forked(work: Callable[[], object]) -> int:
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def warm(folder: Path) -> None:
-    """Import what training imports, without training: a process that has trained cannot be forked."""
-    import mixmatch
-
-    def work() -> None:
-        mixmatch.train("digits", out=folder / "warm", **SETTINGS)
-        (folder / "modules").write_text("\n".join(sys.modules))
-
-    assert forked(work) == 0
-    for name in (folder / "modules").read_text().split():
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
 
 
 def train(folder: Path, options: dict[str, Any], k: int = 0, counted: Path | None = None) -> int:

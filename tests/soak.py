@@ -3,17 +3,20 @@
 python tests/soak.py --kills 20 [--seed S]
 
 The moments are spread over the whole life of the process: start-up, steps, evaluations, checkpoints being written.
+Processes are forked from one that has everything imported, so that a thousand kills take minutes.
 Ends with 0 only if the two runs are equal bit for bit (but for the clock).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import json
 import os
 import random
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import time
@@ -28,13 +31,16 @@ PATIENCE = 120.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, help="of the run (default: 600, and one for each kill beyond that)")
     parser.add_argument("--seed", type=int, help="of the moments (default: a new one each time)")
     options = parser.parse_args()
+    steps = options.steps or max(600, options.kills)
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
     folder = Path(tempfile.mkdtemp(prefix="mixmatch-soak-"))
-    print(f"{options.kills} kills with seed {seed}, {options.steps} steps, in {folder}", flush=True)
-    problems = soak(folder, options.kills, options.steps, random.Random(seed))
+    print(f"{options.kills} kills with seed {seed}, {steps} steps, in {folder}", flush=True)
+    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MIXMATCH_OFFLINE": "1"}  # before torch is imported
+    warm(folder)
+    problems = soak(folder, options.kills, steps, random.Random(seed))
     if problems:
         print(f"DIFFERENT after kills with seed {seed}: {'; '.join(problems)} (both runs are kept in {folder})")
         sys.exit(1)
@@ -45,11 +51,11 @@ def soak(folder: Path, kills: int, steps: int, rng: random.Random) -> list[str]:
     """Do both runs; what differs between them."""
     reference, killed = folder / "left-alone", folder / "killed"
     began = time.monotonic()
-    process = start(reference, steps)
-    out, err = process.communicate()
+    process = Process(reference, steps)
+    said = process.wait()
     if process.returncode:
-        return [f"the run that was left alone ended with {process.returncode}: {err.strip()}"]
-    training = float(json.loads(out)["seconds"])
+        return [f"the run that was left alone ended with {process.returncode}: {said.strip()}"]
+    training = float(json.loads((reference / "result.json").read_text())["seconds"])
     startup = time.monotonic() - began - training
     print(f"left alone: {startup:.1f} s to start, {training:.1f} s to train", flush=True)
 
@@ -62,7 +68,7 @@ def soak(folder: Path, kills: int, steps: int, rng: random.Random) -> list[str]:
         kind = rng.choices(("starting", "writing", "any"), (1, 1, 2))[0]
         life = rng.uniform(0, startup) if kind == "starting" else startup + rng.uniform(0, allowance) / steps * training
         left_over = half_written(killed)
-        process = start(killed, steps)
+        process = Process(killed, steps)
         moment = time.monotonic() + life
         if in_vain >= 3:  # the guard: no more deaths in vain until there is a newer checkpoint
             patience = time.monotonic() + PATIENCE
@@ -77,13 +83,13 @@ def soak(folder: Path, kills: int, steps: int, rng: random.Random) -> list[str]:
         while kind == "writing" and process.poll() is None and half_written(killed) in (0, left_over):
             time.sleep(0.0005)
         if process.poll() is not None:
-            out, err = process.communicate()
+            said = process.wait()
             if process.returncode:
-                return [f"after {done} kills the run ended with {process.returncode}: {err.strip()}"]
+                return [f"after {done} kills the run ended with {process.returncode}: {said.strip()}"]
             print(f"the run was finished after {done} kills", flush=True)
             break
         process.kill()
-        process.communicate()
+        process.wait()
         done += 1
         step, phase = newest(killed), where(killed, best, left_over)
         seen[phase] = seen.get(phase, 0) + 1
@@ -93,10 +99,10 @@ def soak(folder: Path, kills: int, steps: int, rng: random.Random) -> list[str]:
         left = spent / done * (kills - done) + startup + (steps - best) / steps * training
         print(f"kill {done:>3}/{kills}  saved step {step:>4}/{steps}  in {phase:<24} {clock(left)} left", flush=True)
 
-    process = start(killed, steps)
-    out, err = process.communicate()
+    process = Process(killed, steps)
+    said = process.wait()
     if process.returncode:
-        return [f"the last resumed run ended with {process.returncode}: {err.strip()}"]
+        return [f"the last resumed run ended with {process.returncode}: {said.strip()}"]
     problems = differences(reference, killed)
     if not problems:
         phases = ", ".join(f"{count} in {phase}" for phase, count in sorted(seen.items()))
@@ -104,14 +110,67 @@ def soak(folder: Path, kills: int, steps: int, rng: random.Random) -> list[str]:
     return problems
 
 
-def start(folder: Path, steps: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "mixmatch", "train", *ARGUMENTS, "--steps", str(steps), "--out", folder, "--resume"],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MIXMATCH_OFFLINE": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+class Process:
+    """A run in a process that is forked from this one, which has everything imported: a start takes no seconds."""
+
+    def __init__(self, folder: Path, steps: int) -> None:
+        self.output = folder.with_suffix(".output")
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                handle = os.open(self.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                os.dup2(handle, 1)
+                os.dup2(handle, 2)
+                code = command("train", *ARGUMENTS, "--steps", steps, "--out", folder, "--resume")
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+
+    def poll(self) -> int | None:
+        """Its exit status once it has ended, negative for a signal."""
+        if self.returncode is None:
+            done, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if done else None
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> str:
+        """What it has printed, when it has ended."""
+        while self.poll() is None:
+            time.sleep(0.002)
+        return self.output.read_text()
+
+
+def command(*arguments: object) -> int:
+    """A command of mixmatch, in this process; its exit status."""
+    from mixmatch.cli import main
+
+    sys.argv = ["mixmatch", *map(str, arguments)]
+    try:
+        main()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def warm(folder: Path) -> None:
+    """Import what training imports, without training: a process that has trained cannot be forked."""
+    modules = folder / "modules"
+    if (child := os.fork()) == 0:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        command("train", *ARGUMENTS, "--steps", 1, "--out", folder / "warm")
+        modules.write_text("\n".join(sys.modules))
+        os._exit(0)
+    os.waitpid(child, 0)
+    for name in modules.read_text().split():
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
 
 
 def newest(folder: Path) -> int:

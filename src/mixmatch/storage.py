@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -83,6 +84,11 @@ def _plain(path: Path, flags: int, most: int | None = None, mode: int = 0o666, *
         os.close(handle)
         raise NotPlain(path, wrong)
     return handle
+
+
+def check_plain(path: Path) -> None:
+    """An error if a file that the user named is a pipe or a device, for libraries that open files themselves."""
+    open_plain(path, sys.maxsize, follow=True).close()
 
 
 def read_plain(path: Path, most: int, *, follow: bool = False) -> bytes:

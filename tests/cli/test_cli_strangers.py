@@ -207,3 +207,21 @@ def test_a_folder_is_removed_at_once_and_a_link_alone(tmp_path: Path, outside: P
     (tmp_path / "a.json").symlink_to(outside / "diary.txt")
     with pytest.raises(NotPlain):
         read_json(tmp_path / "a.json")
+
+
+def test_pipes_among_inputs(call: Call, tmp_path: Path) -> None:
+    """Nobody writes to them: waiting would be for ever."""
+    photos = tmp_path / "photos" / "cat"
+    photos.mkdir(parents=True)
+    pipes = [tmp_path / "a.npz", tmp_path / "a.npy", tmp_path / "t.csv", tmp_path / "t.parquet", photos / "1.png"]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    for pipe in pipes[:4]:
+        one_line(call("data", "check", pipe))
+    one_line(call("data", "check", photos.parent))
+    one_line(call("pate", "analyze", "--votes", tmp_path / "a.npy", "--sigma", 40, "--delta", 1e-5))
+    one_line(call("train", "digits", "--config", tmp_path / "t.csv"))
+    model = FOLDERS / "digits-vat"
+    result = call("predict", model, photos / "1.png")
+    assert result.code == 1
+    assert "it is not a plain file" in result.err

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mixmatch.errors import MixMatchError
-from mixmatch.storage import temporary
+from mixmatch.storage import check_plain, temporary
 
 FORMAT = 1
 """Part of every key: raise it when decoding changes, and old caches are not used."""
@@ -98,6 +98,7 @@ def write_rows(path: Path, shape: tuple[int, ...], pieces: Iterable[npt.NDArray[
 def mapped(path: Path, shape: tuple[int, ...] | None = None) -> npt.NDArray[np.uint8] | None:
     """The array of bytes in a .npy file, memory-mapped; None if there is none, or none of this shape."""
     try:
+        check_plain(path)
         array: npt.NDArray[np.uint8] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None

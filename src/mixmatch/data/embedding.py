@@ -21,6 +21,7 @@ from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
 from mixmatch.networks.frozen import Basic, Embedded, build_frozen
 from mixmatch.networks.precision import full_fp32
+from mixmatch.storage import check_plain
 
 MOST_VALUES = 250_000_000
 """Numbers in memory, a gigabyte: of very many images there are fewer views."""
@@ -168,8 +169,11 @@ class _Worker:
 
 def _load(file: Path | None, shape: tuple[int, ...]) -> dict[bytes, Floats]:
     """The features by the hash of the image's pixels; none if the file is not there or not whole."""
+    if file is None:
+        return {}
     try:
-        with np.load(file or "", allow_pickle=False) as content:
+        check_plain(file)
+        with np.load(file, allow_pickle=False) as content:
             names, features = content["names"], content["features"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return {}

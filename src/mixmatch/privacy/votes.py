@@ -219,6 +219,7 @@ def _load_csv(path: Path) -> npt.NDArray[np.float64]:
 def open_file(path: Path, load: Callable[[], T]) -> T:
     """What `load` reads from a file; whatever is wrong with it is one line."""
     try:
+        storage.check_plain(path)
         return load()
     except FileNotFoundError:
         raise PrivacyError(f"{path} does not exist") from None

@@ -13,8 +13,38 @@ import torch
 
 from mixmatch.data.split import Split
 from mixmatch.settings import Settings
+from mixmatch.text import duration, html_table
 from mixmatch.training.evaluate import reported_error
-from mixmatch.training.run import Record, RunRecord
+
+Record = dict[str, Any]
+
+
+class RunRecord(Record):
+    """The record of a finished run: a dict that shows itself in a line, or as a table in a notebook."""
+
+    def _shown(self) -> dict[str, str]:
+        """What is worth a look. The error is that of the finished model, as the verdict has it if there is one."""
+        verdict = self.get("verdict_details")
+        error = self.get("last_error") if verdict is None else verdict["error"]
+        about = {
+            "data": self.get("data"),
+            "method": self.get("method"),
+            "labels": self.get("split", {}).get("labeled", self.get("labels")),
+            "seed": self.get("seed"),
+            "error": "not known" if error is None else f"{error:.{2 if verdict is None else 1}f} %",
+            "steps": f"{self.get('steps', 0):,} in {duration(self.get('seconds', 0))}",
+        }
+        return {name: str(value) for name, value in about.items()}
+
+    def __repr__(self) -> str:
+        return f"<run: {', '.join(f'{name} {value}' for name, value in self._shown().items())}>"
+
+    def _repr_html_(self) -> str:
+        verdict, report = self.get("verdict_details", {}), self.get("report")
+        answers = {name: verdict[name] for name in ("how_good", "trust", "unlabeled") if name in verdict}
+        steps = [("next", step) for step in verdict.get("next_steps", ())]
+        more = [(name.replace("_", " "), text) for name, text in answers.items()]
+        return html_table([*self._shown().items(), *more, *steps, *([("report", report)] if report else [])])
 
 
 def make_record(

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from mixmatch.data.user.encoding import Encoding, fit_numbers, missing_values, refuse_infinite
 from mixmatch.data.user.rows import Finding, Part, UserData, class_order, match_labels, number_labels
 from mixmatch.errors import MixMatchError
+from mixmatch.storage import check_plain
 from mixmatch.text import count, listed
 
 Array = npt.NDArray[Any]
@@ -166,6 +167,7 @@ def input_axes(path: Path) -> int:
 
 def _load(path: Path) -> dict[str, Array]:
     try:
+        check_plain(path)
         if zipfile.is_zipfile(path):
             _check_unpacked(path)
         with np.errstate(over="ignore"):  # of sizes that no file has

@@ -25,11 +25,14 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from mixmatch.data.cache import digest, earlier, mapped, new_file, write_rows
 from mixmatch.data.user.reading import IMAGE_SIZES
 from mixmatch.errors import MixMatchError
-from mixmatch.storage import temporary
+from mixmatch.storage import open_plain, read_json, temporary
 from mixmatch.text import count
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
+MOST_BYTES = 8 * 2**30
+"""Of a file of an image."""
+
 MAX_PIXELS = 100_000_000
 """A larger image is taken for a decompression bomb: a small file that fills the memory."""
 
@@ -129,10 +132,15 @@ def quiet_pillow() -> Iterator[None]:
         yield
 
 
+def _plain(path: Path | IO[bytes]) -> AbstractContextManager[IO[bytes]]:
+    """A file to read pixels from. A pipe among the images would be waited for, a device never end."""
+    return open_plain(path, MOST_BYTES, follow=True) if isinstance(path, Path) else nullcontext(path)
+
+
 @contextmanager
 def _opened(path: Path | IO[bytes]) -> Iterator[Image.Image]:
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with _plain(path) as file, Image.open(file, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise ImageTooLarge(
                     f"{image.width:,} x {image.height:,} pixels are more than {MAX_PIXELS // 10**6} million "
@@ -383,7 +391,7 @@ def headers_from(content: Sequence[dict[str, Any]]) -> tuple[Header | Unreadable
 def _cached(path: Path) -> DecodedFolder | None:
     """What an earlier call left, if it is whole."""
     try:
-        content = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        content = read_json(path.with_suffix(".json"), follow=True)
         if content["format"] != CACHE_FORMAT:
             return None
         identities = tuple((file, size, changed) for file, size, changed in content["files"])

@@ -33,7 +33,7 @@ from mixmatch.data.user.images import (
 from mixmatch.data.user.reading import Reading
 from mixmatch.data.user.rows import Finding, UserData
 from mixmatch.errors import MixMatchError
-from mixmatch.storage import replace_durably
+from mixmatch.storage import read_json, replace_durably
 
 INDEX = "shards.json"
 SHARD_SIZE = 50_000
@@ -173,7 +173,7 @@ def _list(out: Path, number: int) -> Path:
 
 def _load(file: Path) -> dict[str, Any] | None:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file, follow=True)
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
