@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +21,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
+
+from mixmatch.label.serve import listening
 
 STARTED = re.compile(r"at (http://\S+/\?token=\S+)")
 
@@ -198,3 +201,13 @@ def test_what_to_label_next_and_what_to_doubt(digits: Path) -> None:
         assert (doubts["items"][0]["label"], doubts["items"][0]["instead"]) == ("one", "zero")
         page.post("undo")
         assert wrong not in [item["n"] for item in page.get("suspects")["items"]], "not shown once it is mended"
+
+
+def test_answers_do_not_wait_for_their_last_part() -> None:
+    """asyncio turns Nagle's algorithm off only where the protocol is named; else each answer takes 40 ms more."""
+    with listening("127.0.0.1", None, None) as (sock, port):
+        sock.listen()
+        with socket.create_connection(("127.0.0.1", port)) as _:
+            accepted, _ = sock.accept()
+            with accepted:
+                assert accepted.proto == socket.IPPROTO_TCP

@@ -148,7 +148,8 @@ def listening(host: str, port: int | None, last: object) -> Iterator[tuple[socke
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     wishes = [port] if port is not None else [last if isinstance(last, int) else 0, 0]
     for wish in wishes:
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        # With the protocol named, asyncio turns Nagle's algorithm off; else every answer waits 40 ms for its last part.
+        sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((host, wish))
