@@ -13,6 +13,7 @@ export class Bench {
     this.done = []; // what this tab did, for an undo that shows at once; the server has the whole story
     this.undone = [];
     this.alone = false; // one picture fills the bench
+    this.holding = false; // a list has ended and the next one is on its way
     this.keysOn = localStorage.getItem("mixmatch-keys") !== "off";
     this.grid = new Grid($("#grid"), {
       look: (n, index) => this.look(n, index),
@@ -49,6 +50,7 @@ export class Bench {
     this.view = view;
     this.grid.toggles = Boolean(view.toggles);
     if (other) {
+      this.holding = false;
       this.grid.selected = new Set();
       this.alone = false;
     }
@@ -123,7 +125,7 @@ export class Bench {
 
   // What a key would label now: said in words, since it differs between the grid and a single picture.
   targets() {
-    if (!this.grid.items.length) return [];
+    if (!this.grid.items.length || this.holding) return [];
     if (this.alone || this.view.toggles) return [this.grid.n];
     return this.grid.chosen();
   }
@@ -187,7 +189,7 @@ export class Bench {
     if (view.advance === "unlabeled")
       while (next < grid.items.length && store.value(grid.items[next]) !== UNLABELED) next++;
     if (next >= grid.items.length) {
-      view.finished?.();
+      this.holding = Boolean(view.finished?.()); // until the next list is there keys label nothing
       if (targets.length === 1) grid.go(Math.min(index, grid.items.length - 1));
       return;
     }

@@ -136,6 +136,7 @@ export class CheckView {
 
   finished() {
     toast("That was the last one.");
+    return false;
   }
 
   empty() {

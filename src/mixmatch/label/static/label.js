@@ -138,6 +138,7 @@ export class LabelView {
       toast(refused.message);
     }
     if (this.wanted !== filter || this.tab.current !== "label") return;
+    this.bench.holding = false;
     this.filter = filter;
     this.list();
   }
@@ -156,15 +157,24 @@ export class LabelView {
 
   async suggest() {
     clearTimeout(this.waking);
+    this.better = false;
     const { items, ready, why } = await get(`/api/next?k=${SUGGESTED}`);
     this.rule = why;
     this.reasons = new Map(items.map((item) => [item.n, item.why]));
-    if (!ready) {
-      this.waking = setTimeout(() => {
-        const touched = [...this.reasons.keys()].some((n) => this.store.value(n) !== UNLABELED);
-        if (this.filter === "next" && this.tab.current === "label" && !touched) this.go("next");
-      }, 2000);
-    }
+    if (!ready) this.awaitBetter();
+  }
+
+  // Better suggestions are offered when they are there, never put in the place of a picture somebody is looking at.
+  awaitBetter() {
+    this.waking = setTimeout(async () => {
+      if (this.filter !== "next" || this.tab.current !== "label") return;
+      this.better = await get("/api/next?k=1").then(
+        ({ ready }) => ready,
+        () => false,
+      );
+      if (this.better) this.countDone();
+      else this.awaitBetter();
+    }, 2000);
   }
 
   // The list is made once and then left alone: what gets a label stays in its place until it is cleared away.
@@ -214,14 +224,19 @@ export class LabelView {
     this.counting = undefined;
     const work = ["unlabeled", "next"].includes(this.filter);
     const done = work ? this.bench.grid.items.reduce((sum, n) => sum + (this.store.value(n) !== UNLABELED), 0) : 0;
-    this.again.hidden = !done;
-    this.again.textContent = `${number(done)} done: ${this.filter === "next" ? "suggest more" : "clear away"}`;
+    const better = this.filter === "next" && this.better;
+    this.again.hidden = !done && !better;
+    if (better) this.again.textContent = "Better suggestions are ready";
+    else this.again.textContent = `${number(done)} done: ${this.filter === "next" ? "suggest more" : "clear away"}`;
   }
 
+  // The end of the list. Says whether another one is on its way.
   finished() {
     if (this.filter === "next") this.go("next");
-    else if (this.filter === "exam") this.go(this.store.counts().exam < this.store.state.exam.size ? "exam" : "next");
+    else if (this.filter === "exam")
+      this.go(this.exam.some((n) => this.store.value(n) === UNLABELED) ? "exam" : "next");
     else toast("That was the last one in this list.");
+    return ["next", "exam"].includes(this.filter);
   }
 
   // ---------------------------------------------------------------------------------------------- the next thing to do
