@@ -77,13 +77,15 @@ class Log:
     def _replay(
         self, lines: Sequence[bytes], apply: Callable[[Event], object], damaged: list[tuple[int, bytes]]
     ) -> None:
+        parse = json.JSONDecoder().raw_decode  # what json.loads calls, without looking for blanks and encodings first
         for number, line in enumerate(lines, 1):
             try:
-                event = json.loads(line)
-                if type(event) is not dict or type(event["seq"]) is not int:
+                text = line.decode()
+                event, end = parse(text)
+                if end != len(text) or type(event) is not dict or type(event["seq"]) is not int:
                     raise ValueError
                 apply(event)
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 damaged.append((number, line))
 
     def _report(self, damaged: Sequence[tuple[int, bytes]]) -> None:
