@@ -4,7 +4,8 @@
 
 Writes a folder of that many files (links to a few JPEGs of 500 x 375 pixels, and some of 12 megapixels), starts
 `mixmatch label` on it twice, and asks over HTTP as the page does. Times are by the clock unless they say CPU; "per
-core" is per second of processor time of the decoders. What a browser adds is in label_browser.py.
+core" is per second of processor time of the decoders. Where there is a browser to drive, what it shows comes last, from
+label_browser.py, which has more.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import label_browser
 import numpy as np
 from PIL import Image
 from rich.console import Console
@@ -46,6 +49,8 @@ GOALS = {
     "thumbnails of 12 megapixels, per core": "25/s",
     "thumbnails kept in memory": "1500/s",
 }
+IN_BROWSER = {"first page, later": "0.5 s", "jump": "400 ms", "key": "16 ms"}
+"""Rows of label_browser.py that are shown here too, and their goals."""
 
 
 def main() -> None:
@@ -86,7 +91,19 @@ def measure(place: Path, pictures: int) -> list[dict[str, str]]:
         found["server's memory"] = f"{server.memory():.0f} MB"
     found |= replay(place / "log")
     order = [*GOALS, *(what for what in found if what not in GOALS)]
-    return [{"what": what, "measured": found[what], "goal": GOALS.get(what, "")} for what in order]
+    rows = [{"what": what, "measured": found[what], "goal": GOALS.get(what, "")} for what in order]
+    return rows + in_browser(folder)
+
+
+def in_browser(folder: Path) -> list[dict[str, str]]:
+    """The same folder in a browser: nothing where there is none."""
+    if label_browser.chromium() is None or find_spec("playwright") is None:
+        return []
+    return [
+        {"what": f"in a browser: {row['what']}", "measured": f"{row['median']:.0f} ms", "goal": IN_BROWSER[row["what"]]}
+        for row in label_browser.measure(folder, 100)
+        if row["what"] in IN_BROWSER
+    ]
 
 
 def write_pictures(folder: Path, number: int) -> None:
