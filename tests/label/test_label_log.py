@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -324,6 +325,26 @@ def test_a_disk_that_fails_to_flush_is_not_believed(tmp_path: Path, monkeypatch:
         book.act("ann", "class-add-1", "add", {"name": "cat"})
     assert book.log.path.stat().st_size == size
     assert not book.state.classes
+
+
+def test_a_log_that_somebody_removes_is_written_again(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    book.act("ann", "class-add-1", "add", {"name": "cat"})
+    shutil.rmtree(book.home)
+    book.label("ann", [change("1", FILES[:1], "cat")])
+    book.label("ann", [change("2", FILES[1:2], "cat")])
+    assert shown(reread(book)) == shown(book.state)
+    book.close()
+    assert labels(book_of(tmp_path)) == dict.fromkeys(FILES[:2], "cat")
+
+
+def test_a_log_that_somebody_shortens_is_not_written_to(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    book.act("ann", "class-add-1", "add", {"name": "cat"})
+    os.truncate(book.log.path, 5)
+    with pytest.raises(DiskFull, match="was shortened by another program"):
+        book.label("ann", [change("1", FILES[:1], "cat")])
+    assert book.log.path.stat().st_size <= 5
 
 
 def test_copies_of_the_last_days_are_kept(tmp_path: Path) -> None:

@@ -325,6 +325,7 @@ class Book:
         if not events:
             return
         try:
+            self.log.copy_daily(events[-1]["t"])
             self.log.append(events)
         except DiskFull as error:
             self.disk = str(error)
@@ -332,7 +333,6 @@ class Book:
                 self._reread()
             raise
         self.disk = None
-        self.log.copy_daily(events[-1]["t"])
         if not applied:
             for event in events:
                 self._apply(event)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mixmatch.errors import MixMatchError
-from mixmatch.storage import BINARY, sync_folder, temporary
+from mixmatch.storage import BINARY, replace_durably, sync_folder, temporary
 from mixmatch.text import count, listed
 
 Event = dict[str, Any]
@@ -56,7 +56,7 @@ class Log:
     def read(self, apply: Callable[[Event], object]) -> None:
         """Hand every event to `apply`, in order. A line that is not an event, or that `apply` cannot use (it raises
         ValueError, KeyError or TypeError), is set aside."""
-        content = self.path.read_bytes()
+        content = self._content()
         whole = content.rfind(b"\n") + 1
         if torn := content[whole:]:
             self._set_aside([torn])
@@ -103,7 +103,16 @@ class Log:
         """Write events and wait until they are on the disk. After an error the log is as it was before."""
         data = b"".join(json.dumps(event, separators=(",", ":")).encode() + b"\n" for event in events)
         try:
-            if os.fstat(self._handle).st_size != self._length:
+            status = os.fstat(self._handle)
+            if status.st_nlink == 0:
+                self._restore()
+                status = os.fstat(self._handle)
+            if status.st_size < self._length:
+                raise DiskFull(
+                    f"{self.path} was shortened by another program: put it back (there are copies in "
+                    f"{self.folder / COPIES}) and start again"
+                )
+            if status.st_size > self._length:
                 os.ftruncate(self._handle, self._length)  # what an earlier failure left
             view = memoryview(data)
             while view:
@@ -134,6 +143,20 @@ class Log:
 
     def close(self) -> None:
         os.close(self._handle)
+
+    def _content(self) -> bytes:
+        """All of the file, also of one that was removed while it is open."""
+        os.lseek(self._handle, 0, os.SEEK_SET)
+        with os.fdopen(os.dup(self._handle), "rb") as file:
+            return file.read()
+
+    def _restore(self) -> None:
+        """Somebody removed the log. What is open is still whole: it is written again, and goes on there."""
+        content = self._content()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_durably(self.path, content)
+        os.close(self._handle)
+        self._handle = os.open(self.path, os.O_RDWR | os.O_APPEND | BINARY)
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
