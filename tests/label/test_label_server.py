@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -358,3 +360,17 @@ def test_new_files_are_found_when_asked_for(client: TestClient, desk: Desk, phot
     post(client, "rescan")
     desk.wait()
     assert client.get("/api/images?from=7").json()["name"] == ["unlabeled/new.png"]
+
+
+PROGRAM = """if True:
+    import sys
+    import mixmatch.label.serve
+    print(*{"torch", "scipy", "sklearn", "matplotlib"} & set(sys.modules))
+"""
+
+
+def test_the_server_imports_nothing_heavy() -> None:
+    """It stays small: whatever needs torch or scikit-learn runs in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.split() == []
