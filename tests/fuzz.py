@@ -250,7 +250,7 @@ def attempt(kind: str, seed: int, made: Materials, folder: Path) -> str | None:
     elif code < 0:
         wrong = f"it ended by signal {-code}" + (f" after {SECONDS} s" if code == -signal.SIGKILL else "")
     elif "Traceback" in said or code not in (0, 1, 2):  # 1: some files were left out
-        wrong = f"it ended with {code} and a traceback: {said.strip().splitlines()[-1] if said.strip() else ''}"
+        wrong = f"it ended with {code} and a traceback: {' | '.join(said.strip().splitlines()[-3:])}"
     elif code == 2 and len(errors) != 1:
         wrong = f"it ended with 2 and {len(errors)} lines of error"
     if _content(outside) != before:

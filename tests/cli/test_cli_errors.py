@@ -239,7 +239,7 @@ def test_damaged_settings_and_metrics(half_done: Path, call: Call) -> None:
     check(call("train", "digits", "--out", half_done, "--resume"), "the data has changed")
     (half_done / "config.json").write_text(json.dumps(config))
     (half_done / "metrics.jsonl").write_text("")
-    check(call("train", "digits", "--out", half_done, "--resume"), "metrics.jsonl has 0 of the 1 evaluations")
+    check(call("train", "digits", "--out", half_done, "--resume"), "is damaged (it has 0 of the 1 evaluations")
 
 
 def every_command() -> Iterator[list[str]]:

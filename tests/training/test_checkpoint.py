@@ -426,3 +426,22 @@ def test_writing_follows_no_link(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         storage.write_durably(folder / "there", b"new")
     assert outside.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"machines": [[]]},
+        {"machines": 3},
+        {"seconds": "1"},
+        {"evaluations": -1},
+        {"summed": 1e300},
+        {"sums": {"a": []}},
+    ],
+)
+def test_a_state_that_no_run_has_written_under_hashes_that_fit(tmp_path: Path, state: dict[str, object]) -> None:
+    now = made(3)
+    now.state.update(state)
+    path = save(tmp_path, now)
+    with pytest.raises(Damaged, match="no run"):
+        load(path)

@@ -154,6 +154,9 @@ def _check_state(state: Mapping[str, Any]) -> None:
     timed = isinstance(seconds, int | float) and 0 <= seconds < math.inf
     if not counted or not timed or not all(isinstance(value, int | float) for value in sums):
         raise Damaged("state.json holds numbers that no run has written")
+    machines = state.get("machines") or []
+    if not isinstance(machines, list) or not all(isinstance(each, dict) and "name" in each for each in machines):
+        raise Damaged("state.json names machines that no run has been on")
 
 
 def _state_hash(state: Mapping[str, Any]) -> str:
