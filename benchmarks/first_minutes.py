@@ -46,7 +46,8 @@ from mixmatch.methods import METHODS
 from mixmatch.presets import Kind
 from mixmatch.settings import resolve
 from mixmatch.training.device import pick_device
-from mixmatch.training.session import completed, embedded, prepare
+from mixmatch.training.opening import embedded
+from mixmatch.training.session import completed, prepare
 
 ROOT = Path(__file__).parents[1]
 STATE = ROOT / "benchmarks" / "first_minutes.jsonl"

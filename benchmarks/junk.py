@@ -33,7 +33,8 @@ from mixmatch.data.embedding import embed
 from mixmatch.data.opened import Data
 from mixmatch.settings import Settings, resolve
 from mixmatch.training.device import pick_device
-from mixmatch.training.session import completed, embedded, prepare
+from mixmatch.training.opening import embedded
+from mixmatch.training.session import completed, prepare
 
 STATE = Path(__file__).with_suffix(".jsonl")
 FEW = 5, 216

@@ -45,7 +45,8 @@ from mixmatch.report.gather import penultimate
 from mixmatch.settings import resolve
 from mixmatch.training.device import pick_device
 from mixmatch.training.evaluate import predict_logits
-from mixmatch.training.session import averaged, completed, embedded, prepare
+from mixmatch.training.opening import embedded
+from mixmatch.training.session import averaged, completed, prepare
 
 LABELS, UNLABELED, TEST, SHARE = 25, 1500, 600, 0.4
 """Labels per class; unlabeled images of the classes and test images in all; how much of all unlabeled ones is junk."""

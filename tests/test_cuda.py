@@ -26,10 +26,10 @@ from mixmatch.methods.base import Batch, DataInfo, Method, Step
 from mixmatch.networks.wide_resnet import WideResNet
 from mixmatch.settings import resolve
 from mixmatch.training.evaluate import predict_logits
+from mixmatch.training.job import Work
 from mixmatch.training.plan import plan
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunFolder
-from mixmatch.training.session import Work
 from mixmatch.training.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -28,11 +28,11 @@ from mixmatch.execution import here
 from mixmatch.methods.base import Method
 from mixmatch.report import Report, conclude
 from mixmatch.settings import of_run
-from mixmatch.training import session
+from mixmatch.training import opening, session
+from mixmatch.training.job import Work
 from mixmatch.training.plan import plan
 from mixmatch.training.progress import Reporter, bar
 from mixmatch.training.run import RunFolder, RunRecord
-from mixmatch.training.session import Work
 from mixmatch.training.torchrun import leads
 
 Bar = Callable[[str], AbstractContextManager[Shown | None]]
@@ -196,13 +196,13 @@ def _open(work: Work, bar: Bar, warn: Callable[[str], None]) -> Data:
     began = run.continues(work.job.resume)
     if began:
         before = session.resumed(work.job, run, work.method)  # what cannot be resumed is refused before it is read
-        settings = session.located(before, run.config().get("folder"), settings.data)
+        settings = opening.located(before, run.config().get("folder"), settings.data)
     with bar("reading images") as progress:
         read = data_.read_user_data(Path(settings.data), Reading.of(settings.data_options), progress=progress)
     if not began:
-        session.say_findings(read, settings, work.method or settings.build_method(), warn)
+        opening.say_findings(read, settings, work.method or settings.build_method(), warn)
     with bar("embedding images") if settings.features != "none" else nullcontext() as progress:
-        return session.user_data(read, settings, work.job.device, progress)
+        return opening.user_data(read, settings, work.job.device, progress)
 
 
 def _check_names(settings: Iterable[str]) -> None:
@@ -228,5 +228,5 @@ def open_run(
 ) -> Data:
     """The data that a run was trained on, read again; refused if it has changed. `data` is where user data is now, if
     it has moved."""
-    opener = lambda settings: session.open_data(settings, data_dir, strict=strict)  # noqa: E731
-    return session.open_run(RunFolder(Path(path)), opener, data)
+    opener = lambda settings: opening.open_data(settings, data_dir, strict=strict)  # noqa: E731
+    return opening.open_run(RunFolder(Path(path)), opener, data)

@@ -37,7 +37,8 @@ from mixmatch.presets import Kind
 from mixmatch.training import progress
 from mixmatch.training.device import default_threads, pick_device
 from mixmatch.training.generator import own_generator
-from mixmatch.training.session import averaged, completed, embedded, prepare
+from mixmatch.training.opening import embedded
+from mixmatch.training.session import averaged, completed, prepare
 from mixmatch.training.trainer import CHUNK, NotFinite
 
 Array = npt.NDArray[Any]

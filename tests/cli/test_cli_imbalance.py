@@ -16,7 +16,7 @@ from mixmatch.data.pate import student_options
 from mixmatch.data.split import make_split
 from mixmatch.errors import MixMatchError
 from mixmatch.settings import from_dict
-from mixmatch.training.session import open_data
+from mixmatch.training.opening import open_data
 
 Call = Callable[..., Any]
 TAIL = [

@@ -12,9 +12,9 @@ from mixmatch.execution import here
 from mixmatch.execution.ray import Ray
 from mixmatch.training import checkpoint
 from mixmatch.training.device import threads
+from mixmatch.training.job import Work
 from mixmatch.training.plan import plan
 from mixmatch.training.progress import Quiet
-from mixmatch.training.session import Work
 from mixmatch.training.stop import Interrupted
 
 STEPS = 240

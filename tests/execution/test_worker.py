@@ -20,9 +20,9 @@ from mixmatch.execution.elsewhere import Elsewhere
 from mixmatch.execution.follow import Follower
 from mixmatch.execution.ray import Ray, _failed, share_of
 from mixmatch.training.checkpoint import Checkpoint
+from mixmatch.training.job import Job, Work
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import RunFolder
-from mixmatch.training.session import Job, Work
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from mixmatch.execution.here import Outcome
 from mixmatch.experiments.tune.driver import tune
 from mixmatch.experiments.tune.results import Result
 from mixmatch.training.device import threads
+from mixmatch.training.job import Work
 from mixmatch.training.progress import Quiet, Reporter
-from mixmatch.training.session import Work
 
 STEPS, TRIALS = 30, 8
 GIVEN = {

@@ -15,9 +15,9 @@ import torch
 import mixmatch
 from mixmatch.settings import resolve
 from mixmatch.training.device import default_threads
+from mixmatch.training.job import Job
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunFolder
-from mixmatch.training.session import Job
 from mixmatch.training.trainer import Trainer
 
 

@@ -25,8 +25,8 @@ from mixmatch.errors import MixMatchError
 from mixmatch.settings import resolve
 from mixmatch.terminal import Screen
 from mixmatch.text import count, in_words
+from mixmatch.training.opening import kind_of
 from mixmatch.training.progress import bar
-from mixmatch.training.session import kind_of
 from mixmatch.training.timing import FirstRun, cost
 
 COLORS = {"info": "green", "warning": "yellow", "error": "red"}

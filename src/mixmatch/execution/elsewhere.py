@@ -10,7 +10,7 @@ from mixmatch.errors import MixMatchError
 from mixmatch.execution.follow import Follower
 from mixmatch.execution.here import Outcome, Started
 from mixmatch.execution.worker import Answer, outcome_of, to_send
-from mixmatch.training.session import Job, Work
+from mixmatch.training.job import Job, Work
 from mixmatch.training.stop import Interrupted, Stop
 
 LOOK_SECONDS = 1.0

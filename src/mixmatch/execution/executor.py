@@ -13,7 +13,7 @@ from mixmatch.execution.processes import Processes
 from mixmatch.execution.ray import Ray
 from mixmatch.execution.worker import can_travel
 from mixmatch.training.device import pick_device
-from mixmatch.training.session import Work
+from mixmatch.training.job import Work
 
 
 class Executor(Protocol):

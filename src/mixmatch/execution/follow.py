@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.here import Started
 from mixmatch.training import checkpoint, progress
+from mixmatch.training.job import Work
 from mixmatch.training.run import RunFolder
-from mixmatch.training.session import Work
 
 
 class Follower:

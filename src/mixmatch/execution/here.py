@@ -20,8 +20,9 @@ import torch
 from mixmatch.errors import MixMatchError, chain
 from mixmatch.training.device import OutOfMemory, pick_device
 from mixmatch.training.generator import own_generator
+from mixmatch.training.job import Work
 from mixmatch.training.run import RunRecord
-from mixmatch.training.session import Work, running
+from mixmatch.training.session import running
 from mixmatch.training.stop import Interrupted, Stop
 
 SIDE_BY_SIDE = 5

@@ -15,7 +15,7 @@ import torch
 
 from mixmatch.execution.elsewhere import Answers, Elsewhere
 from mixmatch.execution.worker import Answer, group, order
-from mixmatch.training.session import Job
+from mixmatch.training.job import Job
 
 Child = subprocess.Popen[str]
 

@@ -24,7 +24,7 @@ from mixmatch.execution import worker
 from mixmatch.execution.elsewhere import Answers, Elsewhere
 from mixmatch.execution.here import SIDE_BY_SIDE
 from mixmatch.execution.worker import Answer, Order
-from mixmatch.training.session import Job
+from mixmatch.training.job import Job
 from mixmatch.training.stop import Interrupted
 
 RETRIES = 20

@@ -27,9 +27,9 @@ from mixmatch.errors import MixMatchError
 from mixmatch.execution import here
 from mixmatch.execution.here import SIDE_BY_SIDE, Outcome
 from mixmatch.training import session
+from mixmatch.training.job import Job, Work
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Busy, RunFolder, RunRecord
-from mixmatch.training.session import Job, Work
 from mixmatch.training.stop import Interrupted
 
 BUSY_SECONDS = 120.0

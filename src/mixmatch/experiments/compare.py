@@ -14,10 +14,10 @@ from mixmatch.execution.executor import Executor, Here
 from mixmatch.experiments.records import minutes
 from mixmatch.methods import build, name_of
 from mixmatch.methods.base import Method, method_settings
+from mixmatch.training.opening import user_data
 from mixmatch.training.plan import plan
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record, RunFolder
-from mixmatch.training.session import user_data
 
 
 def compare(

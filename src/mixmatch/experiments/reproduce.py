@@ -23,9 +23,9 @@ from mixmatch.methods import METHODS
 from mixmatch.settings import Labels, Precision, Settings, flat, of_run
 from mixmatch.training import progress
 from mixmatch.training.device import default_precision
+from mixmatch.training.job import Job, Work
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record, RunFolder
-from mixmatch.training.session import Job, Work
 from mixmatch.training.timing import Trial, trial
 
 

@@ -15,9 +15,9 @@ from mixmatch.execution.executor import Executor, Here
 from mixmatch.settings import resolve
 from mixmatch.storage import PRIVATE, replace_durably
 from mixmatch.text import duration
+from mixmatch.training.job import Job, Work
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record
-from mixmatch.training.session import Job, Work
 
 Say = Callable[[str], None]
 

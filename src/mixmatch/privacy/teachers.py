@@ -34,8 +34,8 @@ from mixmatch.settings import resolve
 from mixmatch.storage import PRIVATE, read_json, read_plain, replace_durably
 from mixmatch.training import tensors
 from mixmatch.training.device import pick_device
+from mixmatch.training.job import Work
 from mixmatch.training.run import Record, RunFolder
-from mixmatch.training.session import Work
 
 FORMAT = 1
 STEPS = 3000

@@ -18,8 +18,10 @@ from mixmatch.training import progress
 from mixmatch.training.cross_validate import cross_validate as validate
 from mixmatch.training.device import pick_device
 from mixmatch.training.gain import Gain, measure_gain
+from mixmatch.training.job import Work
+from mixmatch.training.opening import kind_of
 from mixmatch.training.run import RunFolder, baseline_of
-from mixmatch.training.session import Work, completed, kind_of
+from mixmatch.training.session import completed
 
 
 def conclude(

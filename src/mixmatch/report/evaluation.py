@@ -23,8 +23,8 @@ from mixmatch.measure import ClassScore, Ints
 from mixmatch.report.gather import evaluate_run, predict_rows
 from mixmatch.report.verdict import Verdict, guessing
 from mixmatch.text import html_table
+from mixmatch.training.opening import open_data, open_run
 from mixmatch.training.run import RunFolder
-from mixmatch.training.session import open_data, open_run
 
 
 @dataclass(frozen=True, repr=False)

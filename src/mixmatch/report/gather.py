@@ -32,8 +32,8 @@ from mixmatch.training.cross_validate import OutOfFold, load_cross_validation
 from mixmatch.training.device import pick_device
 from mixmatch.training.evaluate import predict_logits
 from mixmatch.training.gain import Gain, compare_errors, measure_gain
+from mixmatch.training.opening import open_data, open_run
 from mixmatch.training.run import Record, RunFolder, baseline_of
-from mixmatch.training.session import open_data, open_run
 
 SHOWN = 24
 """Thumbnails of each kind."""

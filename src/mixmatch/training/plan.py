@@ -21,11 +21,11 @@ from mixmatch.methods.base import Method
 from mixmatch.networks import unwrapped
 from mixmatch.presets import Kind
 from mixmatch.settings import Settings
-from mixmatch.training import session
+from mixmatch.training import opening, session
 from mixmatch.training.choose import choose_features
+from mixmatch.training.job import Job, Work
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import RunFolder
-from mixmatch.training.session import Job, Work
 
 
 def plan(
@@ -93,7 +93,7 @@ def default_folder(settings: Settings) -> Path:
 
 def _kind(data: str | Source) -> Kind | None:
     if isinstance(data, str):
-        return session.kind_of(data)
+        return opening.kind_of(data)
     return None if len(data.input_shape) == 3 else "features"
 
 
@@ -101,8 +101,8 @@ def _open_source(source: Source, split: Split | None, settings: Settings) -> Dat
     if split is not None and settings.unlabeled == "all":  # what the method asks for
         split = replace(split, unlabeled=np.concatenate([split.labeled, split.unlabeled]))
     if split is None:
-        split = session.split_of(source, settings)
-    return session.embedded(Data(source, split, Basis(f"its {len(split.test):,} test {source.noun}s")), settings)
+        split = opening.split_of(source, settings)
+    return opening.embedded(Data(source, split, Basis(f"its {len(split.test):,} test {source.noun}s")), settings)
 
 
 def _check_reading(data: str | Source, reading: Mapping[str, Any]) -> None:

@@ -1,16 +1,12 @@
-"""From settings to a record, one corridor: open the data, prepare a trainer, run the job in its folder."""
+"""From settings to a record, one corridor: open the data (`opening`), prepare a trainer, run the job in its folder."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import math
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -19,16 +15,8 @@ from mixmatch import networks
 from mixmatch import settings as settings_
 from mixmatch.classifier import Classifier
 from mixmatch.data import is_path
-from mixmatch.data.cache import cache_folder
-from mixmatch.data.embedding import Callback, embed
-from mixmatch.data.opened import Basis, Data, to_data
-from mixmatch.data.pate import open_shard, open_student
-from mixmatch.data.published.files import data_folder
-from mixmatch.data.source import Source, labels_sha256
-from mixmatch.data.split import Split, make_split
-from mixmatch.data.user.rows import UserData
-from mixmatch.data.validation import OPTION as VALIDATION
-from mixmatch.data.validation import for_validation
+from mixmatch.data.opened import Data
+from mixmatch.data.source import Source
 from mixmatch.draws import torch_seed
 from mixmatch.errors import MixMatchError
 from mixmatch.methods.base import Method
@@ -46,7 +34,9 @@ from mixmatch.training.device import (
     has_own_randomness,
     pick_device,
 )
+from mixmatch.training.job import Job, Work
 from mixmatch.training.loop import Loop
+from mixmatch.training.opening import changed, described, kind_of, located, refuse_changed
 from mixmatch.training.record import make_record
 from mixmatch.training.run import SEALED, Ended, Record, RunFolder, RunRecord
 from mixmatch.training.stop import Stop
@@ -57,206 +47,6 @@ from mixmatch.training.world import World, joined
 
 CUSTOM = "custom:"
 """What the name of a network from outside the package begins with: its class's name follows."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """A run to do. Plain values only, so that it can be sent to another process or machine."""
-
-    settings: Settings
-    out: Path
-    given: tuple[str, ...] | None = None
-    """Settings that were chosen. The others may follow the data and the device and, on resume, the run. None: all."""
-    resume: bool = False
-    checkpoint: str | None = None
-    """Resume from this checkpoint instead of the newest."""
-    checkpoint_every: int | None = None
-    device: str = "auto"
-    compile: bool | None = None
-    data_dir: Path | None = None
-    strict: bool = False
-
-    def chosen(self, name: str) -> bool:
-        return self.given is None or name in self.given
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON; `from_dict` reads it."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        folders = {name: None if values[name] is None else str(values[name]) for name in ("out", "data_dir")}
-        given = None if self.given is None else list(self.given)
-        return {**values, **folders, "settings": self.settings.to_dict(), "given": given}
-
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> Job:
-        folders = {name: None if values[name] is None else Path(values[name]) for name in ("out", "data_dir")}
-        given = None if values["given"] is None else tuple(values["given"])
-        return Job(**{**values, **folders, "settings": settings_.from_dict(values["settings"]), "given": given})
-
-
-@dataclass
-class Work:
-    """A job, and what it is done with where that is not what its settings name."""
-
-    job: Job
-    data: Data | Callable[[Settings], Data] | None = None
-    """Data that is open already, or how to open it."""
-    reads_again: bool = False
-    """Whether another process can open the same data by the job alone."""
-    network: nn.Module | None = None
-    method: Method | None = None
-    reporter: progress.Reporter | None = None
-    also: tuple[progress.Reporter, ...] = ()
-    """Who else follows this run, and no other that comes with it."""
-    note: str = ""
-    """What to say when the run begins."""
-    shared: bool = False
-    """Whether the processes that torchrun started do it together."""
-
-    def open(self, settings: Settings) -> Data:
-        if isinstance(self.data, Data):
-            return self.data
-        if self.data is not None:
-            return self.data(settings)
-        return open_data(settings, self.job.data_dir, strict=self.job.strict, device=self.job.device)
-
-
-# ---------------------------------------------------------------- data
-
-
-def kind_of(data: str) -> Kind | None:
-    """Which presets for user data apply: those for images, those for features, or none."""
-    if not is_path(data):
-        return None
-    return "features" if data_.holds_features(Path(data)) else "images"
-
-
-def open_data(
-    settings: Settings,
-    data_dir: str | Path | None = None,
-    *,
-    strict: bool = False,
-    device: str | torch.device = "auto",
-) -> Data:
-    """Read the data that the settings name, or the part of it that is a teacher's, a student's or a search's, and split
-    it."""
-    if VALIDATION in settings.data_options:
-        options = {name: value for name, value in settings.data_options.items() if name != VALIDATION}
-        whole = open_data(replace(settings, data_options=options), data_dir, strict=strict, device=device)
-        return for_validation(whole, settings.data_options[VALIDATION], settings.seed)
-    for part, opener in (("shard", open_shard), ("student", open_student)):
-        if part in settings.data_options:
-            if settings.imbalance != 1:
-                raise MixMatchError("imbalance= is not for PATE, whose shards and pools are given: leave it out")
-            return opener(settings, data_dir, strict=strict)
-    if not is_path(settings.data):
-        if settings.hold_out != "all-classes":
-            raise MixMatchError(f"hold_out= is for your own data, not for '{settings.data}': leave it out")
-        source = data_.load(settings.data, data_dir, strict=strict)
-        split = split_of(source, settings)
-        data = Data(source, split, Basis(f"its {len(split.test):,} test images"))
-        return embedded(data, settings, device, cache_folder(data_folder(data_dir), strict=strict))
-    read = data_.read_user_data(Path(settings.data), data_.Reading.of(settings.data_options))
-    return user_data(read, settings, device)
-
-
-def split_of(source: Source, settings: Settings) -> Split:
-    """The split of a data set whose classes are known, as the settings say."""
-    s = settings
-    return make_split(source, s.labels, s.seed, s.valid, s.unlabeled, s.imbalance)
-
-
-def embedded(
-    data: Data,
-    settings: Settings,
-    device: str | torch.device = "auto",
-    cache: Path | None = None,
-    progress: Callback | None = None,
-) -> Data:
-    """The data with frozen features in place of images, if the settings ask for them."""
-    if settings.features == "none":
-        return data
-    where = pick_device(device)
-    source = embed(
-        data.source, settings.features, settings.weights, views=settings.views, flip=settings.flip, device=where,
-        cache=cache, progress=progress,
-    )  # fmt: skip
-    return replace(data, source=source)
-
-
-def say_findings(read: UserData, settings: Settings, method: Method, warn: Callable[[str], None]) -> None:
-    """Say what was left out of user data. A method that learns from unlabeled rows is refused where there are none."""
-    for finding in read.findings:
-        text = f"{finding.message}: {finding.advice}" if finding.advice else finding.message
-        if finding.kind != "no-unlabeled":
-            if finding.severity != "info":
-                warn(text)
-        elif method.views and settings.unlabeled != "all":
-            raise MixMatchError(text)
-
-
-def user_data(
-    read: UserData,
-    settings: Settings,
-    device: str | torch.device = "auto",
-    progress: Callback | None = None,
-) -> Data:
-    """User data that was read, split as the settings say, embedded if they say so."""
-    if settings.labels != "all" or settings.valid:
-        raise MixMatchError(
-            "labels= and valid= do not apply to your own data, whose labels are all used: leave them out"
-        )
-    if settings.imbalance != 1:
-        raise MixMatchError("imbalance= is for published data sets, not for your own data: leave it out")
-    place = Path(settings.data)
-    cache = cache_folder(place if place.is_dir() else place.parent) if settings.features != "none" else None
-    data = embedded(to_data(read, settings.seed, settings.hold_out), settings, device, cache, progress)
-    if settings.unlabeled == "rest":
-        return data
-    everything = np.concatenate([data.split.labeled, data.split.unlabeled])
-    return replace(data, split=replace(data.split, unlabeled=everything))
-
-
-def open_run(run: RunFolder, opener: Callable[[Settings], Data], data: str | Path | None = None) -> Data:
-    """The data of a run that was trained, at another place if `data` is given. Data that has changed since is refused:
-    it would be split anew, and the run evaluated on what it has learned from."""
-    config = run.config()
-    settings = run.settings()
-    if data is not None and settings.data.removesuffix("-test") in data_.SOURCES:
-        raise MixMatchError(f"data= is for a run on your own data, but {run.path} is of '{settings.data}'")
-    settings = located(settings, config.get("folder"), data)
-    if settings.data.removesuffix("-test") not in data_.SOURCES and not Path(settings.data).exists():
-        raise MixMatchError(
-            f"the data of {run.path} is not at {settings.data}: say where it is with data= (if it was a Source, only "
-            "Python can open it)"
-        )
-    opened = opener(settings)
-    _refuse_changed(run, config, opened)
-    return opened
-
-
-def located(settings: Settings, folder: str | None, moved: str | Path | None = None) -> Settings:
-    """The settings of a run with its files where they are now: as they are named, or in the `folder` where the run
-    began. Data that has `moved` takes with it what lies inside."""
-    began = Path(folder or "")
-
-    def place(path: str) -> str:
-        if moved is not None and (began / path).is_relative_to(began / settings.data):
-            return str(Path(moved) / (began / path).relative_to(began / settings.data))
-        return path if Path(path).exists() or not (began / path).exists() else str(began / path)
-
-    options, labels_file = settings.data_options, settings.data_options.get("labels_file")
-    if labels_file is not None:
-        options = {**options, "labels_file": place(labels_file)}
-    is_published = settings.data.removesuffix("-test") in data_.SOURCES
-    return replace(settings, data=settings.data if is_published else place(settings.data), data_options=options)
-
-
-def _refuse_changed(run: RunFolder, config: Record, data: Data) -> None:
-    if (what := _changed(config, _described(data))) is not None:
-        raise MixMatchError(
-            f"the data has changed since {run.path} was trained ({what}), so some of what it learned from might be "
-            "among what it is evaluated on: train again in another folder"
-        )
 
 
 # ---------------------------------------------------------------- trainer
@@ -386,7 +176,7 @@ def _running(
         if record is not None and record["steps"] == settings.steps:
             run.verify(*SEALED)
             if isinstance(work.data, Data):
-                _refuse_changed(run, run.config(), work.data)
+                refuse_changed(run, run.config(), work.data)
             return record
     if (why := run.asked_to_end()) is not None:
         raise Ended(run.path, why)
@@ -421,7 +211,7 @@ def _running(
         held.enter_context(run.lock())  # makes the folder, so everything that may be refused is refused above
         if run.continues(resume=False) if not began else run.finished() and not finished:
             raise MixMatchError(f"another process has worked in {run.path} meanwhile: look at it, then start again")
-        about = {"settings": settings.to_dict(), **_described(data), "compile": compile, "threads": count}
+        about = {"settings": settings.to_dict(), **described(data), "compile": compile, "threads": count}
         if world.size > 1:
             about["processes"] = world.size
         if data.user is not None:
@@ -510,7 +300,7 @@ def _other_settings(run: RunFolder, different: list[str]) -> MixMatchError:
 
 def _resume(run: RunFolder, config: Record, checkpoint: str | None) -> Checkpoint | None:
     steps = config["settings"]["steps"]
-    if (what := _changed(run.config(), config)) is not None:
+    if (what := changed(run.config(), config)) is not None:
         raise MixMatchError(
             f"the data has changed since {run.path} was started ({what}): start again in another folder"
         )
@@ -531,44 +321,3 @@ def _resume(run: RunFolder, config: Record, checkpoint: str | None) -> Checkpoin
     if run.config()["settings"]["steps"] != steps or run.finished():
         run.end_at(steps)
     return saved
-
-
-def _described(data: Data) -> Record:
-    """What a run's configuration says about its data."""
-    source, split = data.source, data.split
-    about = {
-        "classes": list(source.classes),
-        "input_shape": list(source.input_shape),
-        "split": {"hash": split.hash, **split.counts(), "labeled_rows": split.labeled.tolist()},
-        "labels_sha256": labels_sha256(source),
-    }
-    if source.embedding is not None:
-        about["image_shape"] = list(source.embedding.input_shape)
-    return about if source.encoding is None else {**about, "encoding": source.encoding.to_dict()}
-
-
-def _changed(before: Record, now: Record) -> str | None:
-    """What of the data is no longer as a run's configuration has it; None if nothing is. Pixels are not compared:
-    decoders differ from machine to machine."""
-    if before["classes"] != now["classes"]:
-        return f"classes {', '.join(map(str, before['classes']))} -> {', '.join(now['classes'])}"
-    if before["input_shape"] != now["input_shape"]:
-        return f"inputs of shape {tuple(before['input_shape'])} -> {tuple(now['input_shape'])}"
-    if before["split"]["hash"] != now["split"]["hash"]:
-        return "another split"
-    if before.get("labels_sha256", now["labels_sha256"]) != now["labels_sha256"]:
-        return "other labels"
-    if not _alike(before.get("encoding"), now.get("encoding")):
-        return "other features"
-    return None
-
-
-def _alike(a: Any, b: Any) -> bool:
-    """Whether JSON values are the same, numbers as far as two machines agree on a mean."""
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return a.keys() == b.keys() and all(_alike(a[name], b[name]) for name in a)
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(map(_alike, a, b))
-    if isinstance(a, float) and isinstance(b, float):
-        return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9)
-    return bool(a == b)

@@ -25,7 +25,8 @@ from mixmatch.text import in_words
 from mixmatch.training.choose import choose_features
 from mixmatch.training.device import default_threads, pick_device
 from mixmatch.training.generator import own_generator
-from mixmatch.training.session import completed, embedded, prepare
+from mixmatch.training.opening import embedded
+from mixmatch.training.session import completed, prepare
 
 STEPS = 20
 """Steps of a trial at most."""

@@ -18,10 +18,10 @@ from mixmatch.experiments.tune.space import Choices, contains, is_whole, rounded
 from mixmatch.experiments.tune.sweep import Sweep, make_sweep
 from mixmatch.text import in_words
 from mixmatch.training import progress
+from mixmatch.training.job import Work
 from mixmatch.training.loop import NOT_FINITE
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record
-from mixmatch.training.session import Work
 
 if TYPE_CHECKING:
     from optuna import Study

@@ -20,10 +20,11 @@ from mixmatch.errors import MixMatchError
 from mixmatch.experiments.tune.space import Choices, Space, space_of
 from mixmatch.settings import Settings
 from mixmatch.text import count
+from mixmatch.training.job import Job, Work
+from mixmatch.training.opening import open_data, say_findings, user_data
 from mixmatch.training.plan import plan
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record, RunFolder
-from mixmatch.training.session import Job, Work, open_data, say_findings, user_data
 
 PAPERS_VALID = 5000
 """Validation images of the paper, Section 4.1."""
