@@ -31,7 +31,7 @@ def test_a_step_learns_from_how_the_averaged_model_sees_augmented_labeled_images
     assert isinstance(strong, CTAugment)
     before = trainer.state[RATES].clone()
     network = copy.deepcopy(trainer.model.network).eval()  # its average, and the statistics before the first step
-    draws = {name: torch.from_numpy(draw) for name, draw in trainer.draw(0).items()}
+    draws = {name: torch.from_numpy(draw) for name, draw in trainer.batches.draw(0).items()}
     probe = {name.removeprefix("probe/"): draw for name, draw in draws.items() if name.startswith("probe/")}
     images = strong.probe(torch.from_numpy(trainer.source.train.inputs[draws["labeled"].numpy()]), probe)[0]
     labels = trainer.source.train.labels[draws["labeled"].numpy()]

@@ -94,14 +94,14 @@ def one_step(compile: bool, seed: int = 0, loss: fast.Loss | None = None, **give
     module = network().double()
     objective = with_double(trainer.objective)
     ema = {name: 0.9 * p.detach() for name, p in module.named_parameters()}
-    draws = {name: values[0] for name, values in trainer._chunk(4, 1).items()}
-    x = trainer.pool.fetch(draws["labeled"])
-    u = trainer.pool.fetch(draws["unlabeled"]) if "unlabeled" in draws else None
+    draws = {name: values[0] for name, values in trainer.batches.chunk(4, 1, False).items()}
+    x = trainer.batches.pool.fetch(draws["labeled"])
+    u = trainer.batches.pool.fetch(draws["unlabeled"]) if "unlabeled" in draws else None
     labels = trainer.labels[draws["labeled"]]
     draws = in_double(draws)
     state = in_double(trainer.state)
     if objective.method.noise:
-        draws["method/noise"] = trainer._noise(4).double()
+        draws["method/noise"] = trainer.batches.noise(4).double()
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     if compile:
         value, metrics, after = (loss or fast.compiled(objective, module, "fp32"))(

@@ -18,6 +18,7 @@ from mixmatch.data.source import Rows, Source
 from mixmatch.data.split import make_split
 from mixmatch.methods.base import Batch, DataInfo, Method, Step
 from mixmatch.settings import resolve
+from mixmatch.training import batches
 from mixmatch.training import trainer as engine
 from mixmatch.training.checkpoint import Checkpoint
 from mixmatch.training.cuda_graph import WARM_UP, GraphedStep
@@ -207,7 +208,7 @@ def trainer_for(graph: bool, resident: bool, **given: Any) -> Trainer:
     if graph:
         trainer.optimizer = build_optimizer(network, settings, trainer.rate)
         trainer._graph = trainer._graphed()
-    trainer.pool = Pool(images.inputs, CPU, resident=resident)
+    trainer.batches.pool = Pool(images.inputs, CPU, resident=resident)
     return trainer
 
 
@@ -244,9 +245,9 @@ def test_replayed_steps_are_the_plain_steps(
 ) -> None:
     """Over chunks, a stop in the middle of one, an evaluation, and a checkpoint put back."""
     # The rate on the device is a float32, so the plain one's is rounded alike.
-    exact = engine.learning_rate
+    exact = batches.learning_rate
     monkeypatch.setattr(engine, "GraphedStep", Again)
-    monkeypatch.setattr(engine, "learning_rate", lambda *args: float(np.float32(exact(*args))))
+    monkeypatch.setattr(batches, "learning_rate", lambda *args: float(np.float32(exact(*args))))
     ours, theirs = (trainer_for(graph, resident, **given) for graph in (True, False))
     left = 2 * 13
 

@@ -145,11 +145,11 @@ def test_a_method_gets_the_images_and_labels_that_were_drawn() -> None:
     trainer = trainer_for(flip=True, pad=2, valid=3)
     source, split = trainer.source, trainer.split
     recorder = Recorder()
-    trainer.objective = replace(trainer.objective, method=recorder)
+    trainer.objective = trainer.batches.objective = replace(trainer.objective, method=recorder)
     trainer.advance(3)
     assert recorder.steps == [0, 1, 2]
     for step, batch in enumerate(recorder.batches):
-        drawn = trainer.draw(step)
+        drawn = trainer.batches.draw(step)
         assert set(drawn["labeled"]) <= set(split.labeled)
         assert drawn["unlabeled"].tolist() == split.unlabeled[batch.rows.numpy()].tolist()
         for i, row in enumerate(drawn["labeled"]):
@@ -160,7 +160,7 @@ def test_a_method_gets_the_images_and_labels_that_were_drawn() -> None:
             for i, row in enumerate(drawn["unlabeled"]):
                 image = augmented(source.train.inputs[row], 2, drawn["u/offset"][view, i], drawn["u/flip"][view, i])
                 np.testing.assert_allclose(batch.u[view, i].numpy(), image, atol=1e-6)
-    assert not np.array_equal(trainer.draw(0)["u/offset"][0], trainer.draw(0)["u/offset"][1])
+    assert not np.array_equal(trainer.batches.draw(0)["u/offset"][0], trainer.batches.draw(0)["u/offset"][1])
     assert not set(split.labeled) & set(split.unlabeled)
     assert not set(split.valid) & set(split.unlabeled)
 
@@ -219,7 +219,7 @@ def test_a_checkpoint_resumes_to_the_same_bits(
 
 def test_seeds_differ() -> None:
     a, b = trainer_for(), trainer_for(seed=2)
-    assert not np.array_equal(a.draw(0)["method/lam"], b.draw(0)["method/lam"])
+    assert not np.array_equal(a.batches.draw(0)["method/lam"], b.batches.draw(0)["method/lam"])
 
 
 def test_a_checkpoint_of_another_network_is_refused() -> None:
@@ -425,7 +425,7 @@ def test_balanced_sampling_draws_every_class_of_uneven_labels_alike() -> None:
     np.testing.assert_array_equal(np.sort(uniform.split.labeled), np.sort(balanced.split.labeled))
     counts = []
     for trainer in (uniform, balanced):
-        drawn = np.concatenate([trainer.draw(step)["labeled"] for step in range(10)])
+        drawn = np.concatenate([trainer.batches.draw(step)["labeled"] for step in range(10)])
         assert set(drawn) == set(trainer.split.labeled)
         counts.append(np.bincount(source.train.labels[drawn]).tolist())
     assert counts == [[40, 10, 10], [20, 20, 20]]

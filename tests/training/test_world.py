@@ -97,6 +97,7 @@ def train(folder: Path, steps: int) -> None:
 
 def take_steps(folder: Path, world: World | None = None, variants: Iterable[str] = VARIANTS) -> None:
     """Three steps with every method; each process keeps what it has then."""
+    folder.mkdir(parents=True, exist_ok=True)
     torch.set_default_dtype(torch.float64)
     try:
         for name in variants:
@@ -269,13 +270,13 @@ def test_a_step_over_groups_is_the_mean_of_the_steps_its_groups_would_take(
     group each have after a step, and the groups' rows are those of the whole batch."""
     plain = {"method": method, "optimizer": "sgd", "momentum": 0.0, "learning_rate": 0.1, "strong": "cutout"}
     together = trainer_for(**plain)
-    whole = trainer_for(**plain, groups=1).draw(0)
+    whole = trainer_for(**plain, groups=1).batches.draw(0)
     together.advance(1)
     each, rows = [], []
     for group in range(GROUPS):
         alone = trainer_for(**plain, groups=1, batch_size=2)
-        draws = alone.draw(group)
-        monkeypatch.setattr(alone, "draw", lambda step, group, draws=draws: {**draws, "step": np.float32(0)})
+        draws = alone.batches.draw(group)
+        monkeypatch.setattr(alone.batches, "draw", lambda step, group, draws=draws: {**draws, "step": np.float32(0)})
         alone.advance(1)
         each.append(parts(alone.checkpoint()))
         rows.append(draws)

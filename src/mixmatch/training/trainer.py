@@ -14,24 +14,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mixmatch.augment import Adaptive, strong_augmentation, weak_augmentation
+from mixmatch.augment import strong_augmentation, weak_augmentation
 from mixmatch.data.pool import Pool, on_device
 from mixmatch.data.source import Source
 from mixmatch.data.split import Split
-from mixmatch.draws import BalancedSampler, Draws, Sampler, generator, torch_seed
+from mixmatch.draws import generator, torch_seed
 from mixmatch.errors import MixMatchError
 from mixmatch.methods.base import DataInfo, Method, Metrics, Step, Tensors
 from mixmatch.networks import cuda
 from mixmatch.networks.heads import WithHeads
 from mixmatch.networks.precision import full_fp32
 from mixmatch.settings import Settings
+from mixmatch.training.batches import Batches, Rows
 from mixmatch.training.checkpoint import Checkpoint
 from mixmatch.training.compile import Loss, compiled, compiled_account, reason
 from mixmatch.training.cuda_graph import GraphedStep
 from mixmatch.training.device import has_own_randomness, threads
 from mixmatch.training.evaluate import LEAST_VALID, Evaluation, HeldOut, evaluate, predict_logits
-from mixmatch.training.model import Model, warm_decay
-from mixmatch.training.optimizer import build_optimizer, learning_rate, load_optimizer_state, optimizer_state
+from mixmatch.training.model import Model
+from mixmatch.training.optimizer import build_optimizer, load_optimizer_state, optimizer_state
 from mixmatch.training.record import on_machines
 from mixmatch.training.step import Objective, account, under
 from mixmatch.training.streams import stream_for
@@ -40,10 +41,6 @@ from mixmatch.training.world import Total, World
 
 CHUNK = 32
 """Steps whose draws are made and copied to the device at once. It does not affect results."""
-
-
-Rows = tuple[Tensor, Tensor | None, Tensors]
-"""The labeled and unlabeled rows of a batch, fetched, and its draws."""
 
 
 class NotFinite(Exception):
@@ -103,15 +100,8 @@ class Trainer:
         self.model = Model(network, settings.ema_decay, settings.precision, kernels)
         self.rate = torch.tensor(settings.learning_rate, device=device)
         self.optimizer = build_optimizer(network, settings, self.rate if graphed else None)
-        self.pool = Pool(inputs, device)
         self.labels = torch.from_numpy(np.array(source.train.labels, np.int64)).to(device)
-        seed, size = settings.seed, self._size
-        self._labeled = (
-            BalancedSampler(source.train.labels[split.labeled], size, seed, "labeled")
-            if settings.label_sampling == "balanced"
-            else Sampler(len(split.labeled), size, seed, "labeled")
-        )
-        self._unlabeled = Sampler(max(len(split.unlabeled), 1), method.ratio * size, seed, "unlabeled")
+        self.batches = Batches(settings, source, split, self.objective, Pool(inputs, device), self._groups)
         self.state = {name: value.detach().clone() for name, value in method.state(self._data_info()).items()}
         """The method's state, and that of an adaptive augmentation: it goes into every step, and what comes out is
         copied back in place."""
@@ -184,39 +174,6 @@ class Trainer:
         return GraphedStep(self._take, prepare, note, self.device, self.stream, CHUNK, anywhere)
 
     # ---------------------------------------------------------------- one step
-
-    def draw(self, step: int, group: int = 0) -> Draws:
-        """Everything random of a group of a step: which rows, how they are augmented, and what the method needs. As the
-        draws of a run whose steps are the groups, in their order."""
-        draws = self._draw(step * self.settings.groups + group)
-        draws["step"] = np.array(step, np.float32)
-        return draws
-
-    def _draw(self, step: int) -> Draws:
-        objective, seed, size = self.objective, self.settings.seed, self._size
-        method, views = objective.method, objective.method.views
-        draws: Draws = {"labeled": self.split.labeled[self._labeled.rows(step)]}
-        for name, draw in objective.weak.draw(generator(seed, "augment labeled", step), 1, size).items():
-            draws[f"x/{name}"] = draw
-        if method.strong_labeled:
-            rng = generator(seed, "augment labeled strongly", step)
-            draws.update({f"xs/{name}": draw for name, draw in objective.strong.draw(rng, 1, size).items()})
-        if views:
-            draws["rows"] = self._unlabeled.rows(step)
-            draws["unlabeled"] = self.split.unlabeled[draws["rows"]]
-            count = method.ratio * size
-            if weak := views.count("weak"):
-                rng = generator(seed, "augment unlabeled", step)
-                draws.update({f"u/{name}": draw for name, draw in objective.weak.draw(rng, weak, count).items()})
-            if strong := views.count("strong"):
-                rng = generator(seed, "augment unlabeled strongly", step)
-                draws.update({f"s/{name}": draw for name, draw in objective.strong.draw(rng, strong, count).items()})
-        if isinstance(objective.strong, Adaptive):
-            for name, draw in objective.strong.draw_probe(generator(seed, "probe", step), size).items():
-                draws[f"probe/{name}"] = draw
-        for name, draw in method.draw(generator(seed, "method", step), size).items():
-            draws[f"method/{name}"] = draw
-        return draws
 
     def loss(self, x: Tensor, u: Tensor | None, draws: Tensors) -> Step:
         """The loss for fetched rows and the draws of a step. Nothing here waits for the device."""
@@ -329,23 +286,11 @@ class Trainer:
         if self._graph is not None:
             self.rate.copy_(tensors.pop("rate"))
         ema_share = tensors.pop("ema_share", None)
-        groups = [self._fetched(under(self._prefix(group), tensors)) for group in self._groups]
+        groups = [self.batches.fetched(under(self.batches.prefix(group), tensors)) for group in self._groups]
         if self.settings.groups == 1:
             self.take_step(*groups[0], ema_share)
         else:
             self.take_groups(groups, ema_share)
-
-    def _fetched(self, draws: dict[str, Tensor]) -> Rows:
-        x, u = (draws.pop(name, None) for name in ("x", "u"))
-        if x is None:
-            x = self.pool.fetch(draws["labeled"])
-            u = self.pool.fetch(draws["unlabeled"]) if "unlabeled" in draws else None
-        return x, u, draws
-
-    def _prefix(self, group: int) -> str:
-        """What the names of a group's tensors begin with among those of a step: nothing, if it is this process's only
-        one."""
-        return f"{group}/" if len(self._groups) > 1 else ""
 
     # ---------------------------------------------------------------- many steps
 
@@ -355,71 +300,29 @@ class Trainer:
         with threads(self._threads), self.in_stream(), full_fp32():
             while self.step < until and not should_stop():
                 count = min(CHUNK, until - self.step)
-                chunk = self._chunk(self.step, count)
+                chunk = self.batches.chunk(self.step, count, self._graph is not None)
                 on_device = {} if self._graph is not None else self._to_device(chunk)
                 if self._graph is not None:
                     self._graph.load(chunk)
                 for i in range(count):
                     if should_stop():
                         return
-                    inputs = self._inputs(chunk, i)
+                    inputs = self.batches.inputs(chunk, i, self.step)
                     # Networks with randomness of their own (dropout) draw from torch's generator.
                     torch.manual_seed(torch_seed(self.settings.seed, "network", self.step))
                     if self._graph is not None:
                         self._graph.step(inputs)
                     else:
                         for group in self.optimizer.param_groups:
-                            group["lr"] = self._rate(self.step)
+                            group["lr"] = self.batches.rate(self.step)
                         self._take({**{name: values[i] for name, values in on_device.items()}, **inputs})
                     self.step += 1
                     self._summed += 1
                     self._note_setup(began)
 
-    def _chunk(self, first: int, count: int) -> dict[str, Tensor]:
-        """The draws of `count` steps, stacked, in host memory, and what else changes from step to step: the share of
-        the live weights in their average while it warms up and, for a graph, the learning rate."""
-        steps = [
-            {
-                f"{self._prefix(group)}{name}": draw
-                for group in self._groups
-                for name, draw in self.draw(step, group).items()
-            }
-            for step in range(first, first + count)
-        ]
-        chunk = {name: torch.from_numpy(np.stack([draws[name] for draws in steps])) for name in steps[0]}
-        if self._graph is not None:
-            chunk["rate"] = torch.tensor([self._rate(first + i) for i in range(count)], dtype=torch.float32)
-        if self.settings.ema_warmup:
-            shares = [1 - warm_decay(self.settings.ema_decay, first + i) for i in range(count)]
-            chunk["ema_share"] = torch.tensor(shares, dtype=torch.float32)
-        return chunk
-
     def _to_device(self, chunk: Tensors) -> dict[str, Tensor]:
         pinned = {name: values if self.stream is None else values.pin_memory() for name, values in chunk.items()}
         return {name: values.to(self.device, non_blocking=True) for name, values in pinned.items()}
-
-    def _inputs(self, chunk: Tensors, i: int) -> dict[str, Tensor]:
-        """What a step needs beside its draws: rows that are not on the device, and noise if the method wants any."""
-        inputs: dict[str, Tensor] = {}
-        for group in self._groups:
-            prefix = self._prefix(group)
-            if not self.pool.resident:
-                inputs[f"{prefix}x"] = self.pool.fetch(chunk[f"{prefix}labeled"][i])
-                if f"{prefix}unlabeled" in chunk:
-                    inputs[f"{prefix}u"] = self.pool.fetch(chunk[f"{prefix}unlabeled"][i])
-            if self.objective.method.noise:
-                inputs[f"{prefix}method/noise"] = self._noise(self.step * self.settings.groups + group)
-        return inputs
-
-    def _rate(self, step: int) -> float:
-        settings = self.settings
-        return learning_rate(settings.schedule, settings.learning_rate, step, settings.steps)
-
-    def _noise(self, step: int) -> Tensor:
-        """Standard normal noise, one view of the unlabeled rows large: too much to copy, so drawn on the device."""
-        shape = (self.objective.method.ratio * self._size, *self.source.input_shape)
-        source = torch.Generator(self.device).manual_seed(torch_seed(self.settings.seed, "noise", step))
-        return torch.randn(shape, generator=source, device=self.device)
 
     def _note_setup(self, began: float) -> None:
         """Say once how long it took to get to full speed."""
