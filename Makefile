@@ -11,7 +11,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .PHONY: run test lint types unit soak soak-labels fuzz format docs clean
 
-run: $(VENV)/ready
+run: $(VENV)/installed
 	$(BIN)/mixmatch compare digits --labels 20 --seeds $(SEEDS) --out runs/digits
 
 test: lint types unit
@@ -52,10 +52,15 @@ format: $(VENV)/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-$(VENV)/ready: pyproject.toml constraints.txt requirements-dev.txt
+# What `make run` needs; the tools of development come on top for everything else.
+$(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mixmatch needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -r requirements-dev.txt -e .
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)/ready: $(VENV)/installed requirements-dev.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -r requirements-dev.txt
 	touch $@
 
 clean:
