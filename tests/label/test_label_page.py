@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,28 @@ def test_nothing_is_lost_when_the_server_is_killed(tmp_path: Path, serve: Open, 
     assert again.page.evaluate("Object.keys(localStorage).filter((key) => key.includes('outbox')).length") == 0
     again.check()
     watched.check("ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET", "ERR_EMPTY_RESPONSE")
+    assert server.labels() == expected
+
+
+def test_waiting_labels_find_their_pictures_by_name(tmp_path: Path, serve: Open, visit: Open) -> None:
+    """The list of pictures is made anew while labels wait, and every picture has another number."""
+    server = serve(digits(tmp_path / "photos", 5))
+    watched = visit(server.address)
+    page, keys = watched.page, watched.page.keyboard
+    name_classes(page, "a", "b")
+    expected = {current(page): "a"}
+    keys.press("1")
+    saved(page)
+    server.kill()
+    for _ in range(2):
+        expected[current(page)] = "b"
+        keys.press("2")
+    (server.folder / ".mixmatch-labels" / "listing.json").unlink()
+    for i in range(3):  # found before the others
+        shutil.copy(next(server.folder.glob("*.png")), server.folder / f"000-00{i}.png")
+    server.start()
+    saved(page)
+    watched.check("ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET", "ERR_EMPTY_RESPONSE", "410")
     assert server.labels() == expected
 
 

@@ -121,6 +121,11 @@ function bars(waiting) {
     list.push(h("div", { class: kind, role: kind === "away" ? "alert" : "status" }, h("span", {}, text), ...acts));
   if (trouble?.status === 403 || away === 403)
     bar("away", `This page may not talk to the server any more. Open the address that mixmatch label prints. ${kept}`);
+  else if (away === 410)
+    bar(
+      "away",
+      `The list of pictures is another one now, and ${count(waiting, "label")} could not be kept: note them, then reload.`,
+    );
   else if (disk) bar("away", `${disk}. ${waiting ? `${count(waiting, "label")} wait in this browser.` : ""}`);
   else if (trouble || away)
     bar("away", `The server does not answer. ${kept} Start it again: mixmatch label ${store.state?.folder ?? ""}`);
@@ -166,6 +171,13 @@ function reversed({ kind }, { what, kept }, refused = false) {
   const left = kept?.length ? ` ${count(kept.length, "picture")} left alone: somebody else changed them since.` : "";
   toast(refused ? what : `${kind === "undo" ? "Undone" : "Done again"}: ${what}.${left}`);
 }
+
+// The server has another list of pictures, and every number on this page is wrong. What waits is in localStorage with the
+// names of its files: the page starts anew and finds them. Where nothing could be kept there, a person has to decide.
+store.moved = () => {
+  if (outbox.unkept && outbox.waiting.length) away = 410;
+  else location.reload();
+};
 
 function disagree(conflicts) {
   remember(conflicts);

@@ -11,6 +11,7 @@ export class Outbox {
   constructor(store, { conflicts, told, reversed }) {
     Object.assign(this, { store, conflicts, told, reversed });
     this.waiting = []; // in the order they were made
+    this.parked = []; // of another list of pictures, until this one is complete
     this.refused = []; // the server understood and said no: kept until a person decides
     this.trouble = null; // {status, line} of the last attempt
     this.sending = false;
@@ -19,10 +20,11 @@ export class Outbox {
   }
 
   get count() {
-    return this.waiting.reduce((sum, change) => sum + change.n.length, 0);
+    return [...this.waiting, ...this.parked].reduce((sum, change) => sum + change.n.length, 0);
   }
 
-  // What earlier tabs left behind, oldest first. A folder whose numbers are others now is matched by file name.
+  // What earlier tabs left behind, oldest first. Numbers of another list of pictures mean nothing in this one: those
+  // changes wait until all files are known, and find their pictures by name.
   adopt() {
     const found = [];
     for (const key of Object.keys(localStorage)) {
@@ -35,24 +37,34 @@ export class Outbox {
       }
     }
     found.sort((a, b) => a.time - b.time || a.tick - b.tick);
-    for (const change of found) if (change.listing !== this.store.listing) this.renumber(change);
-    this.waiting.push(...found);
+    const { listing } = this.store;
+    this.waiting.push(...found.filter((change) => change.listing === listing));
+    this.parked = found.filter((change) => change.listing !== listing);
+    this.overlay();
+    this.send();
+    if (this.parked.length) this.store.complete.then((all) => all && this.unpark());
+  }
+
+  unpark() {
+    const numbers = new Map(this.store.name.map((name, n) => [name, n]));
+    for (const change of this.parked.splice(0)) {
+      this.renumber(change, numbers);
+      if (change.n.length || change.kind !== "label") this.waiting.push(change);
+      else if (change.key) localStorage.removeItem(change.key);
+    }
     this.overlay();
     this.send();
   }
 
-  // Find the pictures again by their names.
-  renumber(change) {
-    this.byName ??= { generation: -1 };
-    if (this.byName.generation !== this.store.generation) {
-      this.byName = { generation: this.store.generation, map: new Map(this.store.name.map((name, n) => [name, n])) };
-    }
-    const kept = change.names ? change.n.map((_, i) => this.byName.map.get(change.names[i])) : [];
-    const where = [...change.n.keys()].filter((i) => kept[i] !== undefined);
-    change.lost = change.n.length - where.length;
-    if (change.before) change.before = where.map((i) => change.before[i]);
-    if (change.values) change.values = where.map((i) => change.values[i]);
-    change.n = where.map((i) => kept[i]);
+  renumber(change, numbers) {
+    const found = change.n.map((_, i) => numbers.get(change.names?.[i]));
+    const where = [...found.keys()].filter((i) => found[i] !== undefined);
+    const lost = change.n.length - where.length;
+    if (lost)
+      this.refused.push({ ...change, n: Array(lost).fill(-1), line: "Their files are not in the folder any more." });
+    for (const name of ["names", "before", "values"])
+      if (change[name]) change[name] = where.map((i) => change[name][i]);
+    change.n = where.map((i) => found[i]);
     change.listing = this.store.listing;
     this.keep(change);
   }
@@ -156,10 +168,11 @@ export class Outbox {
     return this.waiting.slice(0, labels < 0 ? TOGETHER : Math.min(labels, TOGETHER));
   }
 
+  // With the list that the numbers belong to: the server refuses those of another.
   deliver(batch) {
-    const { seq: since, listing } = this.store;
-    const [first] = batch;
-    if (first.kind !== "label") return post(`/api/${first.kind}`, { id: first.id, since, listing });
+    const since = this.store.seq;
+    const [{ id, kind, listing }] = batch;
+    if (kind !== "label") return post(`/api/${kind}`, { id, since, listing });
     const changes = batch.map(({ id, n, label, before, source }) => ({ id, n, label, before, source }));
     return post("/api/labels", { changes, since, listing });
   }
@@ -168,9 +181,8 @@ export class Outbox {
   async resolve(refused, batch) {
     const { status } = refused;
     if (status === 410) {
-      await this.store.reload();
-      for (const change of this.waiting) if (change.listing !== this.store.listing) this.renumber(change);
-      return !this.store.reloading && this.store.images !== null;
+      this.store.moved();
+      return false;
     }
     if (status === 400 || status === 404 || status === 413 || status === 415 || status === 422) {
       if (batch.length > 1) return (this.alone = true); // one of them is refused: find out which

@@ -45,7 +45,7 @@ export class Store {
     this.columns(images);
     this.seq = Math.min(state.seq, images.seq); // what happened between the two comes with the next changes
     this.tell();
-    if (images.scanning) this.grow();
+    this.complete = images.scanning ? this.grow() : Promise.resolve(true);
   }
 
   columns(images) {
@@ -67,14 +67,16 @@ export class Store {
         await new Promise((wake) => setTimeout(wake, 250));
         const more = await get(`/api/images?from=${this.name.length}`);
         if (!more.scanning) break;
-        if (more.listing !== this.listing) break;
+        if (more.listing !== this.listing) return void this.moved();
         if (more.name.length) this.columns(more);
         this.tell();
       }
       this.columns(await get("/api/images?from=0"));
       this.tell();
+      return true;
     } catch {
       this.images = null; // the next poll fetches all of it
+      return false;
     }
   }
 
@@ -83,6 +85,7 @@ export class Store {
     this.reloading = true;
     try {
       const images = await get("/api/images?from=0");
+      if (images.listing !== this.listing) return void this.moved();
       this.columns(images);
       this.seq = images.seq;
       this.tell();
@@ -95,7 +98,7 @@ export class Store {
 
   // Take in an answer of /api/changes or of a POST. An older answer that arrives late is ignored.
   absorb(body) {
-    if (body.listing !== this.listing) return void this.reload();
+    if (body.listing !== this.listing) return void this.moved();
     if (body.seq < this.seq) return;
     const { pictures } = body;
     for (let i = 0; pictures && i < pictures.n.length; i++) {
