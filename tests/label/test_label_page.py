@@ -370,6 +370,7 @@ def test_classes_and_exchange(tmp_path: Path, serve: Open, visit: Open) -> None:
     page.get_by_label("Key of c").press("Enter")
     page.get_by_label("Move c up").click()
     page.locator("dialog").get_by_text("b (0 labels)").wait_for()  # merged: hidden, not gone
+    page.locator(".side li:first-child .class kbd", has_text="q").wait_for()
     keys.press("Escape")
     assert [text.split()[:2] for text in page.locator(".side ul:first-of-type .class").all_inner_texts()][:2] == [
         ["q", "c"],

@@ -39,7 +39,8 @@ export function manageClasses(store, act) {
     { wide: true },
   );
   const done = async (body) => {
-    if (await act(body)) paint();
+    await act(body);
+    paint(); // as it is now, also where it was refused
   };
   const move = (index, by) => {
     const names = store.classes.map((each) => each.name);
@@ -48,27 +49,21 @@ export function manageClasses(store, act) {
       list.children[index + by]?.querySelector(by < 0 ? ".up" : ".down")?.focus(),
     );
   };
+  const edit = (value, properties, change) => {
+    const field = h("input", { type: "text", value, ...properties });
+    field.shown = value;
+    field.addEventListener("change", () => {
+      field.shown = field.value;
+      change(field.value.trim());
+    });
+    return field;
+  };
   const row = (each, index) => {
-    const name = h("input", {
-      type: "text",
-      value: each.name,
-      maxlength: "80",
-      "aria-label": `Name of ${each.name}`,
-      onchange: () =>
-        name.value.trim() &&
-        name.value.trim() !== each.name &&
-        done({ do: "rename", name: each.name, to: name.value.trim() }).then(
-          () => (name.value = store.class(each.id)?.name ?? ""),
-        ),
-    });
-    const key = h("input", {
-      type: "text",
-      class: "key",
-      value: each.key ?? "",
-      maxlength: "1",
-      "aria-label": `Key of ${each.name}`,
-      onchange: () => done({ do: "key", name: each.name, key: key.value.trim() || null }),
-    });
+    const rename = (to) => to && to !== each.name && done({ do: "rename", name: each.name, to });
+    const name = edit(each.name, { maxlength: "80", "aria-label": `Name of ${each.name}` }, rename);
+    const key = edit(each.key ?? "", { class: "key", maxlength: "1", "aria-label": `Key of ${each.name}` }, (to) =>
+      done({ do: "key", name: each.name, key: to || null }),
+    );
     const others = store.classes.filter((other) => other.id !== each.id);
     const merge = h(
       "select",
@@ -102,6 +97,11 @@ export function manageClasses(store, act) {
     );
   };
   const paint = () => {
+    const field = document.activeElement;
+    if (list.contains(field) && field.matches("input") && field.value !== field.shown) {
+      field.addEventListener("blur", paint, { once: true }); // somebody is typing: not under their fingers
+      return;
+    }
     const hidden = store.state.classes.filter((each) => each.hidden);
     list.replaceChildren(
       ...store.classes.map(row),
