@@ -109,5 +109,5 @@ class Watched:
     def check(self, *expected: str) -> None:
         """Nothing went wrong in the page but what is expected, and it spoke to this machine alone."""
         odd = [e for e in self.errors if not any(text in e for text in expected)]
-        assert not odd
+        assert not odd, odd
         assert all(re.match(r"http://127\.0\.0\.1:\d+/|blob:", url) for url in self.requests), self.requests
