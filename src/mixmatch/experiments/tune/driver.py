@@ -44,12 +44,13 @@ class Driver:
     """Trials that ended with an error that the same command may not meet again: they are resumed by it."""
 
     def run(self, trials: int | None, minutes: float | None) -> None:
-        """Do trials until there are so many, or until one more would take longer than the time."""
+        """Do trials until there are so many, or until one more would take longer than the time. The defaults are tried
+        in any case."""
         began, longest, done = time.monotonic(), 0.0, 0
         while True:
             left = None if minutes is None else 60 * minutes - (time.monotonic() - began) - longest
             numbers = self._under_way()
-            if left is None or left > 0:
+            if left is None or left > 0 or not self.study.get_trials(deepcopy=False):
                 numbers = self._ask(numbers, trials)
             if not numbers:
                 return

@@ -275,14 +275,16 @@ def _slice(axes: Any, name: str, where: Range | Choices, result: Result) -> None
         ([result.default], {"marker": "D", "color": plotting.COLORS[0], "label": "the defaults"}),
         ([result.best], {"s": 130, "facecolor": "none", "edgecolor": "#222222", "label": "the best"}),
     ]
+    # The default need not be among what is searched.
+    choices = [*dict.fromkeys([*where.values, result.default.settings[name]])] if isinstance(where, Choices) else None
     for trials, look in looks:
         values = [trial.settings[name] for trial in trials]
-        places = [where.values.index(value) for value in values] if isinstance(where, Choices) else values
+        places = values if choices is None else [choices.index(value) for value in values]
         axes.scatter(places, [trial.error for trial in trials], **{"s": 28, **look})
-    if isinstance(where, Choices):
-        axes.set_xticks(range(len(where.values)), list(map(str, where.values)))
-        axes.set_xlim(-0.5, len(where.values) - 0.5)
-    else:
+    if choices is not None:
+        axes.set_xticks(range(len(choices)), list(map(str, choices)))
+        axes.set_xlim(-0.5, len(choices) - 0.5)
+    elif isinstance(where, Range):
         plotting.span(axes, where.low, where.high, where.log)
     axes.set_xlabel(name)
     axes.set_axisbelow(True)
