@@ -221,6 +221,8 @@ def test_labels_out_and_in_again(photos: Path, tmp_path: Path) -> None:
     ("kind", "text"),
     [
         *(("csv", text) for text in ("", "a,b\n1,2", "file,label\na", "file,label\ncat/a.png,x\ncat/a.png,y")),
+        ("csv", "file,label\nunlabeled/0.png,owl\nunlabeled/1.png,:odd"),
+        ("csv", 'file,label\nunlabeled/0.png,"' + 200_000 * "x"),
         *(("ls", text) for text in ("", "{", "3", "[3]", '[{"data": 3}]', "[" * 100_000)),
     ],
 )
@@ -241,6 +243,24 @@ def test_a_csv_of_the_folder_is_taken_over_instead_of_folders(photos: Path) -> N
     assert [(c["name"], c["labeled"]) for c in state["classes"]] == [("bird", 2)]
     assert state["notes"][0]["text"] == "2 labels taken over from labels.csv; 1 file that it names not found"
     assert state["exam"]["test_folder"] == 1
+
+
+def test_names_that_differ_in_their_letters_case_alone_are_one_class(client: TestClient) -> None:
+    text = "file,label\nunlabeled/0.png,Owl\nunlabeled/1.png,owl\nunlabeled/2.png,CAT\n"
+    assert post(client, "import", id="import-01", **{"as": "csv"}, text=text).json()["imported"]["labeled"] == 3
+    assert [c["name"] for c in client.get("/api/state").json()["classes"]] == ["cat", "dog", "Owl"]
+
+
+def test_what_cannot_be_taken_over_is_not_shown_either(photos: Path) -> None:
+    """A label on the page that is not in the log would be gone after the next start."""
+    (photos / "labels.csv").write_text("file,label\nunlabeled/0.png,owl\nunlabeled/1.png,:odd\n")
+    for first in (True, False):
+        desk = opened(photos)
+        state = client_of(desk).get("/api/state").json()
+        desk.close()
+        assert (state["classes"], state["counts"]["labeled"]) == ([], 0)
+        if first:
+            assert "were not taken over (a class's name cannot start with a colon)" in state["notes"][0]["text"]
 
 
 def test_folders_that_may_be_no_classes_are_not_taken_over_unasked(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import threading
 import time
 import unicodedata
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +30,6 @@ MOST_CLASSES = 1000
 
 class Refused(MixMatchError):
     """A request that was understood and cannot be done; nothing was changed."""
-
-
-class Again(MixMatchError):
-    """Nothing to do: a request with this id is in the log already."""
 
 
 @dataclass(frozen=True)
@@ -130,12 +126,10 @@ class Book:
     def take_over(self, who: str, labels: Mapping[str, Sequence[str]], source: str, tests: Sequence[str] = ()) -> None:
         """Labels that were given elsewhere: files by class. For files that have none here."""
         with self.lock:
-            events = []
+            events, names = [], self._class_names(labels)
             for label, all_files in labels.items():
-                name = class_name(label)
-                same = self.state.similar(name)
                 if files := [file for file in all_files if file not in self.state.marks]:
-                    name = same.name if same is not None else name
+                    name = names[label]
                     before = [self.state.name(self.state.value(file)) for file in files]
                     event = self._event("label", who, label=name, files=files, before=before, source=source)
                     events.append(event)
@@ -153,11 +147,10 @@ class Book:
             state, counts = self.state, {"labeled": 0, "same": 0, "conflicts": 0}
             if id in state.answered:
                 return counts
+            names = self._class_names(dict.fromkeys(label for _, label in labels))
             by_class: dict[str, list[str]] = {}
             for file, label in labels:
-                name = class_name(label)
-                same = state.similar(name)
-                by_class.setdefault(same.name if same is not None else name, []).append(file)
+                by_class.setdefault(names[label], []).append(file)
             events: list[Event] = []
             for number, (name, files) in enumerate(by_class.items()):
                 wanted = state.named(name)
@@ -180,6 +173,17 @@ class Book:
             self._apply(events[-1])
             self._commit(events, applied=True)
             return counts
+
+    def _class_names(self, labels: Iterable[str]) -> dict[str, str]:
+        """The class that each label means: one that is there, in any case of letters, or a new one. What cannot be the
+        name of a class is refused here, before anything is changed."""
+        known: dict[str, str] = {}
+        for each in self.state.classes:
+            known.setdefault(each.name.casefold(), each.name)
+        names = {label: known.setdefault((name := class_name(label)).casefold(), name) for label in labels}
+        if len(known) > MOST_CLASSES:
+            raise Refused(f"more than {MOST_CLASSES:,} classes are too many for this page")
+        return names
 
     # ----------------------------------------------------------------------------------------------------- undo, redo
 

@@ -140,7 +140,10 @@ def read_csv(text: str, numbers: Mapping[str, int]) -> Found:
     text = text.removeprefix("\ufeff")
     first = text.partition("\n")[0]
     delimiter = max(",;\t", key=first.count)
-    rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=False))
+    try:
+        rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=False))
+    except csv.Error as error:  # a quote that is never closed makes a cell that is too long
+        raise Refused(f"the file is no CSV: {error}") from None
     header = [name.strip() for name in rows[0]] if rows else []
     if "file" not in header or "label" not in header:
         raise Refused(f"the file needs the columns `file` and `label` (it has {listed(header, 8) or 'none'})")
@@ -259,7 +262,9 @@ def take_over(book: Book, who: str, tree: Tree) -> str:
         try:
             found = read_csv(path.read_text(encoding="utf-8-sig"), book.listing.numbers)
         except UnicodeDecodeError:
-            raise Refused(f"{path} is not text in UTF-8: its labels were not taken over") from None
+            raise Refused(f"{path} is not text in UTF-8") from None
+        except OSError as error:
+            raise Refused(f"cannot read {path}: {error.strerror or error}") from None
         by_label: dict[str, list[str]] = {}
         for file, label in found.labels:
             by_label.setdefault(label, []).append(file)

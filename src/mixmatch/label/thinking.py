@@ -170,9 +170,6 @@ class Thinking:
         np.savez(path, **arrays)
         return self._answer(what, asked | {"arrays": str(path)}) | about
 
-    def _guesses(self, run: str) -> str:
-        return str(self.home / "trainings" / run / "guesses.npz")
-
     def _answer(self, what: str, asked: Body) -> Body:
         asked = asked | {"what": what, "listing": str(self.home / LISTING), "cache": str(self._folder / "features.npz")}
         with self._lock:
