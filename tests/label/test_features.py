@@ -59,6 +59,8 @@ def test_a_fingerprint_is_brightness_then_red_and_blue() -> None:
     red, blue = round(128 + (200 - gray) / 2), round(128 - gray / 2)
     assert found[256:272].tolist() == [red, blue] * 8
     assert found[272:].tolist() == [128] * 16
+    larger = picture.repeat(5, axis=1).repeat(5, axis=2)
+    assert features.fingerprint(larger)[0].tolist() == found.tolist()
 
 
 def test_directions_are_those_of_largest_variance_made_smaller() -> None:
@@ -71,6 +73,11 @@ def test_directions_are_those_of_largest_variance_made_smaller() -> None:
     np.testing.assert_allclose(found[:, :3].std(axis=0), [3, 2, 1], rtol=0.05)  # the square root of what it was
     assert np.abs(found.mean(axis=0)).max() < 1e-3
     assert abs(np.corrcoef(found[:, 0], described[:, 0])[0, 1]) > 0.999
+    few = described[:200]  # fewer pictures than numbers each: the same arithmetic from the other side
+    values, vectors = np.linalg.eigh(np.cov(few.T.astype(np.float64), bias=True))
+    expected = (few - few.mean(axis=0)) @ vectors[:, ::-1][:, :3] / values[::-1][:3] ** 0.25
+    found = features.Projection.fit(few, 200)(few)[:, :3]
+    np.testing.assert_allclose(np.abs(found), np.abs(expected), atol=1e-3)
 
 
 def test_computed_once_per_picture_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,6 +203,18 @@ def test_what_to_label_next_and_what_to_doubt(digits: Path) -> None:
         assert wrong not in [item["n"] for item in page.get("suspects")["items"]], "not shown once it is mended"
 
 
+def test_pictures_are_compared_by_the_features_the_user_chose(digits: Path) -> None:
+    with serving(digits, "--features", "basic") as (address, _):
+        page = Page(address)
+        page.wait("state", lambda body: not body["scanning"])
+        suggested = page.wait("next?k=10", lambda body: body["ready"])
+        assert (suggested["features"], len(suggested["items"])) == ("basic", 10)  # though there may be a run
+        assert "features: basic" in page.wait("suspects", lambda body: body["ready"])["why"]
+    wrong = [sys.executable, "-m", "mixmatch", "label", str(digits), "--features", "basic", "--weights", "w.pth"]
+    refused = subprocess.run(wrong, capture_output=True, text=True, timeout=60)
+    assert (refused.returncode, refused.stderr) == (2, "error: --weights is for --features timm:NAME: leave it out\n")
+
+
 def test_answers_do_not_wait_for_their_last_part() -> None:
     """asyncio turns Nagle's algorithm off only where the protocol is named; else each answer takes 40 ms more."""
     with listening("127.0.0.1", None, None) as (sock, port):

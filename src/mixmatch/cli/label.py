@@ -23,6 +23,17 @@ def label(
         typer.Option(help="The address to listen on. Any but 127.0.0.1 lets in everyone who has the token."),
     ] = "127.0.0.1",
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
+    features: Annotated[
+        str,
+        typer.Option(
+            metavar="run|pixels|basic|timm:NAME",
+            help="What pictures are compared by, to say what to label next: the newest run's features once there is "
+            "one, their pixels, or a network.",
+        ),
+    ] = "run",
+    weights: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Weights for timm:NAME; without, timm downloads its own once.")
+    ] = None,
 ) -> None:
     """Label a folder of images in the browser, train on the labels, and label what matters next.
 
@@ -35,6 +46,8 @@ def label(
 
       mixmatch label photos/ --no-browser --port 8765
 
+      mixmatch label photos/ --features timm:resnet50 --weights resnet50.safetensors
+
       mixmatch train photos/ --labels-file photos/.mixmatch-labels/labels.csv
     """
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
@@ -44,7 +57,15 @@ def label(
     from mixmatch.label.serve import AlreadyServed, serve
 
     try:
-        serve(folder.expanduser(), host=host, port=port, open_browser=browser, say=say)
+        serve(
+            folder.expanduser(),
+            host=host,
+            port=port,
+            open_browser=browser,
+            features=features,
+            weights=None if weights is None else weights.expanduser(),
+            say=say,
+        )
     except AlreadyServed as found:
         if found.address is None:
             raise

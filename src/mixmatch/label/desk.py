@@ -28,7 +28,7 @@ from mixmatch.label.exchange import (
 )
 from mixmatch.label.log import DiskFull
 from mixmatch.label.pictures import CannotShow, Pictures
-from mixmatch.label.thinking import Thinking
+from mixmatch.label.thinking import Choice, Thinking
 from mixmatch.label.training import Trainings
 from mixmatch.label.view import Body, View
 from mixmatch.storage import replace_durably, temporary
@@ -57,13 +57,13 @@ def home_of(root: Path) -> Path:
 class Desk:
     """Everything a server needs of one folder."""
 
-    def __init__(self, root: Path, home: Path, user: str) -> None:
+    def __init__(self, root: Path, home: Path, user: str, choice: Choice | None = None) -> None:
         self.root, self.home, self.user = root, home, user
         self.book = Book(root, home)
         self.view = View(self.book)
         self.pictures = Pictures(home / "thumbnails")
         self.trainings = Trainings(self.view, home)
-        self.thinking = Thinking(self.view, home)
+        self.thinking = Thinking(self.view, home, choice)
         self._ended = threading.Event()
         self._scanned = threading.Event()
         self._rescan = threading.Event()

@@ -3,7 +3,7 @@
 Each picture is brought to 32x32. Where its edges are and in which direction (histograms of gradients), and its colors
 over a grid, are 372 numbers; the 64 directions in which the folder's pictures differ most are kept, and the large ones
 are made smaller (divided by the fourth root of their variance). Of each picture there is a fingerprint, too, by which
-near copies are found.
+near copies are found. A network's features can take the place of edges and colors.
 
 A hundred thousand pictures take 54 MB and, besides reading them, some 20 seconds of one core
 (`benchmarks/label_check.py --speed`).
@@ -26,7 +26,7 @@ from mixmatch.data.user.images import parallel_map
 from mixmatch.draws import generator
 
 Pictures = npt.NDArray[np.uint8]
-"""(N, 32, 32, 3): as `mixmatch.data.user.images.decode_image` reads them."""
+"""(N, 32, 32, 3), as `mixmatch.data.user.images.decode_image` reads them; for a network, a multiple of 32 pixels."""
 Floats = npt.NDArray[np.floating[Any]]
 """float32 throughout."""
 
@@ -106,6 +106,8 @@ TO_GRAY = np.array([0.299, 0.587, 0.114], np.float32)
 def fingerprint(pictures: Pictures) -> npt.NDArray[np.uint8]:
     """(N, 288): brightness over a 16x16 grid, then red and blue without it over a 4x4 grid."""
     x = pictures.astype(np.float32)
+    if x.shape[1] != SIDE:
+        x = x.reshape(len(x), SIDE, x.shape[1] // SIDE, SIDE, x.shape[2] // SIDE, 3).mean(axis=(2, 4))
     gray: Floats = (x @ TO_GRAY)[..., None]
     parts = _blocks(gray, 16), _blocks((x[..., [0, 2]] - gray) / 2 + 128, 4)
     whole = np.concatenate([part.reshape(len(x), -1) for part in parts], axis=1)
@@ -119,19 +121,24 @@ class Projection:
 
     mean: Floats
     directions: Floats
-    """(372, 64), divided by what makes large ones smaller."""
+    """(372, 64), or as many rows as a network has features; divided by what makes large ones smaller."""
     total: int
     """How many pictures the folder had."""
 
     @staticmethod
     def fit(described: Floats, total: int) -> Projection:
         mean: Floats = described.mean(axis=0)
-        covariance: npt.NDArray[np.float64] = np.cov((described - mean).T.astype(np.float64), bias=True)
-        values, vectors = np.linalg.eigh(covariance)
-        largest, towards = values[::-1][:SIZE], vectors[:, ::-1][:, :SIZE]
+        centered = (described - mean).astype(np.float64)
+        if centered.shape[0] < centered.shape[1]:  # the same directions, from the smaller side
+            _, scales, rows = np.linalg.svd(centered, full_matrices=False)
+            largest, towards = scales[:SIZE] ** 2 / len(centered), rows.T[:, :SIZE]
+        else:
+            values, vectors = np.linalg.eigh(centered.T @ centered / len(centered))
+            largest, towards = values[::-1][:SIZE], vectors[:, ::-1][:, :SIZE]
         kept = largest > 1e-9 * max(largest[0], 1e-9)  # of very few pictures there are fewer directions
-        directions = np.where(kept, towards / np.where(kept, largest, 1) ** 0.25, 0)
-        return Projection(mean, directions.astype(np.float32), total)
+        directions = np.zeros((described.shape[1], SIZE), np.float32)
+        directions[:, : len(kept)] = np.where(kept, towards / np.where(kept, largest, 1) ** 0.25, 0)
+        return Projection(mean, directions, total)
 
     def __call__(self, described: Floats) -> Floats:
         projected: Floats = (described - self.mean) @ self.directions
@@ -143,6 +150,8 @@ def compute(
     names: Sequence[str],
     cache: Path,
     *,
+    by: Callable[[Pictures], Floats] = describe,
+    sample: int | None = None,
     progress: Callback | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Features:
@@ -150,26 +159,28 @@ def compute(
 
     Args:
         read: a picture's pixels (32, 32, 3) by its number, or None if it cannot be read. Called by several threads.
+        by: what describes pictures, (N, 32, 32, 3) to (N, D). Another one needs another cache.
+        sample: pictures, drawn at random, that decide which directions are kept; by default `SAMPLE`.
         names: what identifies each picture's content, such as path, size and time of change.
         cache: a file, `.npz`. A stopped computation keeps what it has.
         progress: called with how many pictures are done, and how many there are.
         stop: asked now and then; once it says True, the rest is left out.
     """
-    keys = _keys(names)
+    keys, sample = _keys(names), sample or SAMPLE
     kept = _Kept.load(cache)
-    if kept is not None and kept.projection.total < min(SAMPLE, len(names) // 2):
+    if kept is not None and kept.projection.total < min(sample, len(names) // 2):
         kept = None  # the folder has outgrown the few pictures that decided which directions are kept
     features, seen = _spread(kept, keys)
     missing = generator(0, "label features", 0).permutation(np.flatnonzero(~seen))
     done = saved = len(names) - len(missing)
     projection = None if kept is None else kept.projection
     try:
-        for rows, pictures in _pieces(read, missing, SAMPLE if projection is None else PIECE):
+        for rows, pictures in _pieces(read, missing, sample if projection is None else PIECE):
             readable = np.array([picture is not None for picture in pictures], bool)
             if readable.any():
                 some, chosen = np.stack([picture for picture in pictures if picture is not None]), rows[readable]
                 parts = [some[i : i + PIECE] for i in range(0, len(some), PIECE)]
-                described = np.concatenate([describe(part) for part in parts])
+                described = np.concatenate([by(part) for part in parts])
                 prints = np.concatenate([fingerprint(part) for part in parts])
                 projection = projection or Projection.fit(described, len(names))
                 features.vectors[chosen], features.fingerprints[chosen] = projection(described), prints

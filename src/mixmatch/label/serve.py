@@ -24,6 +24,7 @@ from mixmatch.label.answers import clean_name
 from mixmatch.label.desk import Desk, home_of
 from mixmatch.label.safety import Guard
 from mixmatch.label.server import make_app
+from mixmatch.label.thinking import RUN, Choice
 from mixmatch.storage import PRIVATE, replace_durably, try_lock
 from mixmatch.text import count
 
@@ -48,6 +49,8 @@ def serve(
     host: str = LOCAL,
     port: int | None = None,
     open_browser: bool = True,
+    features: str = RUN,
+    weights: Path | None = None,
     say: Say = print,
 ) -> None:
     """Serve the labeling page of a folder until Ctrl-C or SIGTERM.
@@ -55,10 +58,15 @@ def serve(
     Args:
         host: the address to listen on. Any other than 127.0.0.1 lets others in who have the token.
         port: by default the one of the last time, else a free one.
+        features: by which pictures are compared, to say what to label next and which labels to look at again: those of
+            the newest `run`, once there is one; of their `pixels`; or of a network, `basic` or `timm:NAME`.
+        weights: a file of a timm model's weights; without one it has timm's own, which timm downloads once.
         say: called with what the user should read.
     """
     if not folder.is_dir():
         raise MixMatchError(f"{folder} is not a folder" if folder.exists() else f"there is no folder {folder}")
+    choice = Choice(features, weights)
+    choice.check()
     home = home_of(folder)
     with locked(home):
         record = _read_record(home)
@@ -68,7 +76,7 @@ def serve(
             address = f"http://{_named(host)}:{port}/?token={token}"
             content = {"address": address, "port": port, "token": token, "pid": os.getpid()}
             replace_durably(home / RECORD, json.dumps(content).encode(), PRIVATE)
-            desk = Desk(folder, home, clean_name(_user()) or "me")
+            desk = Desk(folder, home, clean_name(_user()) or "me", choice)
             try:
                 server = _server(desk, host, port, token)
                 desk.start()

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import random
 import threading
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, unknown
 from mixmatch.label.listing import NAME as LISTING
 from mixmatch.label.program import Program, call, read_answer
 from mixmatch.label.state import UNLABELED
@@ -23,15 +24,45 @@ STALE = 10
 FEW_LABELS = "There are too few labels to doubt one: it takes five in each of two classes."
 HOW = (
     "Each label is compared with the labels of the pictures most like it, and with a model that never saw it "
-    "(features of the pixels). Both are out of sample: the label itself is not used."
+    "(features: {}). Both are out of sample: the label itself is not used."
 )
+RUN, PIXELS, BASIC, TIMM = "run", "pixels", "basic", "timm:"
+
+
+class Choice(NamedTuple):
+    """By which features pictures are compared: those of the newest `run`, once there is one; of their `pixels`; or of a
+    network, `basic` or `timm:NAME` with weights from a file."""
+
+    features: str = RUN
+    weights: Path | None = None
+
+    def check(self) -> None:
+        """Refuse what cannot work, before anything starts. That a model is there is known once it is loaded."""
+        is_timm = self.features.startswith(TIMM) and self.features != TIMM
+        if not is_timm and self.features not in (RUN, PIXELS, BASIC):
+            raise unknown("features", self.features, [RUN, PIXELS, BASIC, f"{TIMM}NAME"])
+        if not is_timm:
+            if self.weights is not None:
+                raise MixMatchError(f"weights= is for features={TIMM}NAME: leave it out")
+        elif find_spec("timm") is None:
+            raise MixMatchError(
+                f"features={self.features} needs timm, which is not installed: pip install 'mixmatch[timm]'"
+            )
+        elif self.weights is not None and not self.weights.is_file():
+            raise MixMatchError(f"there is no file weights={self.weights}")
+
+    @property
+    def computed(self) -> str:
+        """Those that are computed for all pictures, whether there is a run or not."""
+        return PIXELS if self.features == RUN else self.features
 
 
 class Thinking:
     """Suggestions and doubts of a folder."""
 
-    def __init__(self, view: View, home: Path) -> None:
+    def __init__(self, view: View, home: Path, choice: Choice | None = None) -> None:
         self.view, self.book, self.home = view, view.book, home
+        self.choice = choice or Choice()
         self._folder = home / "thinking"
         self._lock = threading.Lock()
         self._program: Program | None = None
@@ -42,6 +73,8 @@ class Thinking:
         self._errors: dict[str, str] = {}
         self._features_of: str | None = None
         """The version of the listing whose features are computed."""
+        self._cache = ""
+        """The file they are in."""
 
     def next(self, count: int) -> Body:
         """Pictures to label next, each with the reason. Call it while holding the book's lock."""
@@ -73,7 +106,7 @@ class Thinking:
         label = self.view.column("label")
         items = [item for item in answer["items"] if names.get(item["label"]) == label[item["n"]]]
         copies = [c for c in answer["copies"] if len({int(label[n]) for n in c["n"]} - {UNLABELED}) > 1]
-        why = HOW if answer["items"] or answer["labeled"] >= 10 else FEW_LABELS
+        why = HOW.format(self.choice.computed) if answer["items"] or answer["labeled"] >= 10 else FEW_LABELS
         return {"ready": True, "how": "neighbors and folds", "why": why, "items": items, "copies": copies}
 
     def close(self) -> None:
@@ -143,7 +176,9 @@ class Thinking:
                 return
             listing.save(self.home)
             version, gone = f"{listing.version} {len(listing)}", sorted(listing.gone)
-        self._answer("features", {"root": str(self.book.root.absolute()), "gone": gone})
+        weights = None if self.choice.weights is None else str(self.choice.weights.absolute())
+        asked = {"root": str(self.book.root.absolute()), "gone": gone, "weights": weights, "folder": str(self._folder)}
+        self._cache = self._answer("mixmatch.label.embed", "features", asked)["cache"]
         self._features_of = version
 
     def _ask(self, what: str) -> Body:
@@ -152,30 +187,33 @@ class Thinking:
             view.grow()
             label = view.column("label").astype(np.int64)
             flags = view.column("flags")
-            about = {"run": self._run(), "version": self.book.listing.version, "given": self._given()}
+            about: Body = {"run": self._run(), "version": self.book.listing.version, "given": self._given()}
             hidden = (flags & (EXAM | TEST | GONE | UNREADABLE)) != 0
             # A mark is no class, and a marked picture is not asked for again.
             arrays = {"labels": np.where(hidden, -1, np.maximum(label, -1)), "exclude": hidden | (label < -1)}
             asked = {
                 "classes": [c.name for c in state.classes],
                 "guessed": [] if view.guesses is None else view.guesses.classes,
-                "guesses": None
-                if view.guesses is None
-                else str(self.home / "trainings" / str(about["run"]) / "guesses.npz"),
+                "guesses": None if about["run"] is None else self._guesses(about["run"]),
+                "by_run": self.choice.features == RUN,
+                "cache": self._cache,
                 "count": AHEAD,
                 "seed": state.seq,
             }
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{what}.npz"
         np.savez(path, **arrays)
-        return self._answer(what, asked | {"arrays": str(path)}) | about
+        return self._answer("mixmatch.label.think", what, asked | {"arrays": str(path)}) | about
 
-    def _answer(self, what: str, asked: Body) -> Body:
-        asked = asked | {"what": what, "listing": str(self.home / LISTING), "cache": str(self._folder / "features.npz")}
+    def _guesses(self, run: str) -> str:
+        return str(self.home / "trainings" / run / "guesses.npz")
+
+    def _answer(self, module: str, what: str, asked: Body) -> Body:
+        asked = asked | {"what": what, "listing": str(self.home / LISTING), "features": self.choice.computed}
         with self._lock:
             if self._ended:
                 raise MixMatchError("the server stops")
-            self._program, answer = call("mixmatch.label.think", asked, self._folder, what)
+            self._program, answer = call(module, asked, self._folder, what)
         status = self._program.wait()
         found = read_answer(answer)
         if status != 0 or not isinstance(found, dict):
