@@ -14,10 +14,16 @@ from labeling import OURS, PORT, TOKEN, client_of, opened
 from PIL import Image
 from starlette.testclient import TestClient
 
+from mixmatch.data.user.folder import Entry
+from mixmatch.errors import MixMatchError
 from mixmatch.label.answers import BODY
-from mixmatch.label.desk import Desk
+from mixmatch.label.course import checked_about
+from mixmatch.label.desk import Desk, home_of
+from mixmatch.label.listing import load_listing
 from mixmatch.label.safety import Guard
+from mixmatch.label.serve import locked, token_at
 from mixmatch.label.server import make_app
+from mixmatch.storage import try_lock
 
 NOT_PICTURES = (b"", b"99", b"-1", b"1,1", b'"1"', b"1.0", b"true", b"1e99")
 LABEL = {"changes": [{"id": "request-1", "n": [2], "label": "cat", "before": None}]}
@@ -263,16 +269,19 @@ def test_a_bomb_and_a_slow_file_cost_the_decoder_only(tmp_path: Path, monkeypatc
     folder.mkdir()
     Image.new("1", (20_000, 20_000)).save(folder / "bomb.png")
     Image.new("RGB", (8, 8)).save(folder / "fine.png")
-    os.mkfifo(folder / "slow.png")  # a file that never says anything
-    monkeypatch.setattr("mixmatch.label.pictures.SECONDS", 1.0)
+    os.mkfifo(folder / "pipe.png")  # a file that never says anything
+    Image.new("L", (9000, 9000)).save(folder / "slow.png", compress_level=1)
     desk = opened(folder)
     try:
         client = client_of(desk)
         names = client.get("/api/images").json()["name"]
-        answers = {name: client.get(f"/thumb/{n}") for n, name in enumerate(names)}
-        assert "decompression bomb" in answers["bomb.png"].json()["error"]
-        assert "longer than 1 s" in answers["slow.png"].json()["error"]
-        assert answers["fine.png"].status_code == 200
+        asked = {name: f"/thumb/{n}" for n, name in enumerate(names)}
+        with monkeypatch.context() as patch:
+            patch.setattr("mixmatch.label.pictures.SECONDS", 0.02)
+            assert "longer than 0 s" in client.get(asked["slow.png"]).json()["error"]
+        assert "decompression bomb" in client.get(asked["bomb.png"]).json()["error"]
+        assert "not a plain file" in client.get(asked["pipe.png"]).json()["error"]
+        assert client.get(asked["fine.png"]).status_code == 200
     finally:
         desk.close()
 
@@ -287,3 +296,97 @@ def test_a_name_of_a_person_or_class_is_only_text(client: TestClient) -> None:
     assert answer.json()["classes"][-1]["name"] == odd
     for bad in ("", " ", "a\r\nSet-Cookie: x=y", None, 3):
         assert client.post("/api/who", json={"who": bad}).status_code == 422
+
+
+# ----------------------------------------------------------------------------- a folder of labels that came from anyone
+
+
+@pytest.mark.parametrize("name", [".mixmatch-labels", ".mixmatch-labels/log.jsonl"])
+def test_labels_are_not_written_through_a_link(photos: Path, tmp_path: Path, name: str) -> None:
+    outside = tmp_path / "outside"
+    if name.endswith("log.jsonl"):
+        outside.write_text("a line\nno newline at the end")
+    else:
+        outside.mkdir()
+    (photos / name).parent.mkdir(exist_ok=True)
+    (photos / name).symlink_to(outside)
+    with pytest.raises(MixMatchError, match="it is a link, which is not followed here"):
+        Desk(photos, home_of(photos), "ann")
+    assert not outside.is_dir() or not list(outside.iterdir())
+    assert outside.is_dir() or outside.read_text() == "a line\nno newline at the end"
+
+
+def test_a_token_that_came_with_the_folder_is_not_taken_over() -> None:
+    record = {"token": TOKEN, "place": ["/home/ann/photos/.mixmatch-labels", 7]}
+    assert token_at(record["place"], record) == TOKEN  # type: ignore[arg-type]
+    for place in (["/home/ann/photos/.mixmatch-labels", 8], ["/home/bob/photos/.mixmatch-labels", 7]):
+        assert token_at(place, record) != TOKEN
+    assert len(token_at([], {"token": TOKEN})) > 40
+
+
+def about(**values: Any) -> dict[str, Any]:
+    kept = {"state": "running", "method": "mixmatch", "steps": 10, "image_size": None, "options": {}, "began": 1.0}
+    return {**kept, "labels": 4, "tests": 0, "seq": 1, **values}
+
+
+def test_a_training_that_came_with_the_folder_ends_no_process(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lock is a second name of one that is held, and its process all of the user's."""
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid))
+    home = photos / ".mixmatch-labels"
+    for number, pid in enumerate((-1, 0, 1, os.getpid()), 1):
+        run = f"run-{number:04}"
+        (home / "trainings" / run).mkdir(parents=True)
+        (home / "trainings" / run / "about.json").write_text(json.dumps(about(pid=pid)))
+        (home / "runs" / run).mkdir(parents=True)
+    with locked(home):
+        (home / "runs" / "run-0001" / ".lock").symlink_to(home / "lock")
+        (home / "runs" / "run-0004" / ".lock").hardlink_to(home / "lock")
+        held = os.open(home / "runs" / "run-0002" / ".lock", os.O_RDWR | os.O_CREAT)
+        assert try_lock(held)
+        desk = Desk(photos, home, "ann")
+        os.close(held)
+        desk.close()
+    assert killed == []
+    assert [each["state"] for each in desk.trainings._about.values()] == ["stopped"] * 4
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"options": {"out": "/tmp/elsewhere"}},
+        {"options": {"network": "--out=x y"}},
+        {"method": "../x"},
+        {"state": "odd"},
+        {"steps": "1"},
+        {"seconds": "1"},
+        {"classes": 3},
+        {"seq": None},
+    ],
+)
+def test_what_is_kept_of_a_training_becomes_a_command_only_if_it_makes_sense(tmp_path: Path, odd: Any) -> None:
+    path = tmp_path / "run-0001" / "about.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(about()))
+    assert checked_about(path) == about()
+    path.write_text(json.dumps(about(**odd)))
+    assert checked_about(path) is None
+
+
+def test_a_list_of_pictures_that_leads_out_is_not_believed(photos: Path) -> None:
+    home = photos / ".mixmatch-labels"
+    for odd in ("/etc/x.png", "../x.png", "a/../../x.png"):
+        listing = load_listing(home)
+        for file in ("a..b.png", odd):
+            listing.add(Entry(file, 1, 1))
+        home.mkdir(exist_ok=True)
+        listing.save(home)
+        assert len(load_listing(home)) == 0
+
+
+def test_a_report_that_is_a_link_is_not_shown(desk: Desk, client: TestClient, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    desk.trainings._about["run-0001"] = about(state="done")
+    (desk.home / "runs" / "run-0001").mkdir(parents=True)
+    (desk.home / "runs" / "run-0001" / "report.html").symlink_to(tmp_path / "secret")
+    assert client.get("/api/report/run-0001").status_code == 404

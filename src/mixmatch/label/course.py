@@ -13,10 +13,15 @@ from mixmatch.label.book import Refused
 from mixmatch.label.exchange import Labeled
 from mixmatch.label.view import Body
 from mixmatch.measure import share_interval
+from mixmatch.storage import read_json
 from mixmatch.text import in_words
 
 LEAST = 2
 """Labels that each of at least two classes needs."""
+EVERY = 20
+"""Labels after which to train again, unless another number was chosen."""
+AT_WORK = ("trial", "running", "guessing", "stopping")
+STATES = (*AT_WORK, "stopped", "failed", "done")
 METHOD = re.compile(r"[a-z0-9-]{1,40}")
 OPTIONS = frozenset(
     (
@@ -48,6 +53,35 @@ def checked(asked: Mapping[str, Any]) -> Body:
         if name not in OPTIONS or isinstance(value, bool) or not fits:
             raise Refused(f"'{name}' cannot be chosen here ({', '.join(sorted(OPTIONS))})")
     return found | ({"options": options} if options else {})
+
+
+def checked_auto(asked: Mapping[str, Any]) -> Body:
+    """When to train again by itself, or `Refused`."""
+    every = asked.get("every", EVERY)
+    if not isinstance(asked.get("on"), bool) or type(every) is not int or not 1 <= every <= 100_000:
+        raise Refused("`on` must be true or false, `every` a number of labels")
+    return {"on": asked["on"], "every": every, **checked(asked)}
+
+
+def checked_about(path: Path) -> Body | None:
+    """What is kept of a training; None if it makes no sense. The folder may have come from anyone, and what it says
+    becomes a command."""
+    try:
+        about = read_json(path)
+        checked(about)
+        counts = [about["steps"] or 0, about["image_size"] or 0, *(about[name] for name in ("seq", "labels", "tests"))]
+        kinds = {"method": str, "options": dict, "began": int | float}
+        fits = (
+            re.fullmatch(r"run-[0-9]{4,9}", path.parent.name)
+            and about["state"] in STATES
+            and all(type(number) is int and number >= 0 for number in counts)
+            and all(isinstance(about[name], kind) for name, kind in kinds.items())
+            and isinstance(about.get("classes", []), list)
+            and isinstance(about.get("seconds", 0.0), int | float)
+        )
+        return about if fits else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, Refused):
+        return None
 
 
 def check_enough(pictures: list[Labeled]) -> None:

@@ -31,7 +31,7 @@ from mixmatch.label.pictures import CannotShow, Pictures
 from mixmatch.label.thinking import Choice, Thinking
 from mixmatch.label.training import Trainings
 from mixmatch.label.view import Body, View
-from mixmatch.storage import replace_durably, temporary
+from mixmatch.storage import refuse_link, replace_durably, temporary
 from mixmatch.text import count, listed, printable
 
 HIDDEN = ".mixmatch-labels"
@@ -46,6 +46,10 @@ def home_of(root: Path) -> Path:
     """`FOLDER/.mixmatch-labels`, or where the folder cannot be written to, a place under the user's own data. (Not the
     user's cache: caches are deleted, labels must not be.)"""
     beside = root / HIDDEN
+    try:
+        refuse_link(beside)
+    except OSError as error:
+        raise MixMatchError(f"{beside}: {error.strerror}") from None
     with suppress(OSError):
         with temporary(beside / "probe") as probe:
             probe.touch()

@@ -105,9 +105,16 @@ def load_listing(folder: Path) -> Listing:
             return Listing()
         listing.id, listing.changes, listing.files = str(content["listing"]), int(content["changes"]), files
         listing.gone = set(content["gone"])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        if any(map(_leads_out, files)) or not listing.gone <= set(range(len(files))):
+            return Listing()
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, AttributeError):
         return Listing()
     return listing
+
+
+def _leads_out(file: str) -> bool:
+    """Whether a name is not one below the folder: the list may have come with it."""
+    return file.startswith("/") or (".." in file and ".." in file.split("/"))
 
 
 _DIGITS = re.compile(r"\d+")

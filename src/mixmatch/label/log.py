@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mixmatch.errors import MixMatchError
-from mixmatch.storage import BINARY, replace_durably, sync_folder, temporary
+from mixmatch.storage import open_own, replace_durably, sync_folder, temporary
 from mixmatch.text import count, listed
 
 Event = dict[str, Any]
@@ -47,7 +47,7 @@ class Log:
         self._copied = ""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | BINARY, 0o666)
+            self._handle = open_own(self.path)
             sync_folder(folder)
         except OSError as error:
             raise MixMatchError(f"cannot write the labels to {folder}: {error.strerror or error}") from None
@@ -156,7 +156,7 @@ class Log:
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_durably(self.path, content)
         os.close(self._handle)
-        self._handle = os.open(self.path, os.O_RDWR | os.O_APPEND | BINARY)
+        self._handle = open_own(self.path)
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

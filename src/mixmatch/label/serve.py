@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from getpass import getuser
 from pathlib import Path
@@ -25,12 +25,15 @@ from mixmatch.label.desk import Desk, home_of
 from mixmatch.label.safety import Guard
 from mixmatch.label.server import make_app
 from mixmatch.label.thinking import RUN, Choice
-from mixmatch.storage import PRIVATE, replace_durably, try_lock
+from mixmatch.storage import PRIVATE, read_json, replace_durably, try_lock
 from mixmatch.text import count
 
 LOCAL = "127.0.0.1"
 RECORD = "server.json"
 """Port and token, for its owner alone: the next start takes them again, so that an open page goes on."""
+
+MOST_RECORD = 1 << 16
+"""Bytes that it may have."""
 
 Say = Callable[[str], None]
 
@@ -70,11 +73,12 @@ def serve(
     home = home_of(folder)
     with locked(home):
         record = _read_record(home)
-        token = str(record.get("token") or secrets.token_urlsafe(32))
+        place = [str(home.resolve()), home.stat().st_ino]
+        token = token_at(place, record)
         with listening(host, port, record.get("port")) as (sock, port):
             sock.listen(128)  # a browser that is fast has to wait, not to fail
             address = f"http://{_named(host)}:{port}/?token={token}"
-            content = {"address": address, "port": port, "token": token, "pid": os.getpid()}
+            content = {"address": address, "port": port, "token": token, "place": place, "pid": os.getpid()}
             replace_durably(home / RECORD, json.dumps(content).encode(), PRIVATE)
             desk = Desk(folder, home, clean_name(_user()) or "me", choice)
             try:
@@ -122,6 +126,13 @@ def _run(server: uvicorn.Server, sock: socket.socket) -> None:
         signal.signal(signal.SIGTERM, ended)
 
 
+def token_at(place: list[Any], record: Mapping[str, Any]) -> str:
+    """The token of the last time, if that was at the same place: a folder that came from elsewhere brings one that
+    others know."""
+    known = record.get("token") if record.get("place") == place else None
+    return known if isinstance(known, str) and known else secrets.token_urlsafe(32)
+
+
 @contextmanager
 def locked(home: Path) -> Iterator[None]:
     """Hold a folder's labels against other servers; `AlreadyServed` names the one that has them."""
@@ -144,7 +155,7 @@ def locked(home: Path) -> Iterator[None]:
 
 def _read_record(home: Path) -> dict[str, Any]:
     try:
-        record = json.loads((home / RECORD).read_text())
+        record = read_json(home / RECORD, MOST_RECORD)
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}

@@ -39,6 +39,7 @@ from mixmatch.label.desk import Desk
 from mixmatch.label.exchange import to_csv, to_label_studio
 from mixmatch.label.page import load_static, serve_static
 from mixmatch.label.view import Body
+from mixmatch.storage import read_plain
 
 WHO = "mixmatch-who"
 MOST_CHANGES, MOST_PICTURES = 1000, 200_000
@@ -46,6 +47,10 @@ SEEN = 6
 """The least sure pictures of a group that must be seen before it is confirmed."""
 REPORT = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox"
 """For a run's report: a page without scripts that holds everything itself, shut off from this one."""
+
+
+MOST_REPORT = 1 << 28
+"""Bytes of a report, at most."""
 
 
 class Elsewhere(MixMatchError):
@@ -232,11 +237,13 @@ class Api:
 
     def report(self, request: Request) -> Response:
         path = self.desk.trainings.report(request.path_params["run"])
-        if path is None:
+        try:
+            content = None if path is None else read_plain(path, MOST_REPORT)
+        except OSError:
+            content = None
+        if content is None:
             raise HTTPException(404, "there is no such report")
-        return Response(
-            path.read_bytes(), media_type="text/html; charset=utf-8", headers={"Content-Security-Policy": REPORT}
-        )
+        return Response(content, media_type="text/html; charset=utf-8", headers={"Content-Security-Policy": REPORT})
 
     # ------------------------------------------------------------------------------------------------------- changing
 

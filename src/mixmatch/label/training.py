@@ -21,21 +21,31 @@ import numpy as np
 from mixmatch import __version__
 from mixmatch.errors import MixMatchError
 from mixmatch.label.book import Refused
-from mixmatch.label.course import check_enough, checked, in_one_line, last_step, name_of, read_lines, share
+from mixmatch.label.course import (
+    AT_WORK,
+    EVERY,
+    check_enough,
+    checked,
+    checked_about,
+    checked_auto,
+    in_one_line,
+    last_step,
+    name_of,
+    read_lines,
+    share,
+)
 from mixmatch.label.exchange import labeled, to_csv
 from mixmatch.label.listing import NAME as LISTING
 from mixmatch.label.pictures import Busy
 from mixmatch.label.program import Program, call, read_answer
 from mixmatch.label.view import Body, Guesses, View
-from mixmatch.storage import replace_durably, try_lock
+from mixmatch.storage import open_own, read_json, replace_durably, try_lock
 
 MINUTES = 10
-EVERY = 20
 EVALUATIONS = 25
 """Points of the error curve."""
 ENDING = 20.0
 """Seconds that a training has to save itself when the server stops."""
-AT_WORK = ("trial", "running", "guessing", "stopping")
 
 
 class Trainings:
@@ -55,11 +65,11 @@ class Trainings:
         self._asking: Program | None = None
         self._about: dict[str, Body] = {}
         for path in sorted((home / "trainings").glob("run-*/about.json")):
-            if isinstance(about := read_answer(path), dict):
+            if (about := checked_about(path)) is not None:
                 self._about[path.parent.name] = about
         self._latest = next(reversed(self._about), None)
-        if isinstance(auto := read_answer(home / "auto.json"), dict):
-            self._auto |= auto
+        with suppress(OSError, ValueError, AttributeError, Refused):
+            self._auto = checked_auto(read_json(home / "auto.json"))
         view.training = self.short
         for run, about in self._about.items():
             if about["state"] in AT_WORK:  # the server was killed meanwhile
@@ -98,10 +108,7 @@ class Trainings:
 
     def automatic(self, asked: Mapping[str, Any]) -> None:
         """Train again by itself whenever so many more are labeled, or no more."""
-        every = asked.get("every", EVERY)
-        if not isinstance(asked.get("on"), bool) or type(every) is not int or not 1 <= every <= 100_000:
-            raise Refused("`on` must be true or false, `every` a number of labels")
-        self._auto = {"on": asked["on"], "every": every, **checked(asked)}
+        self._auto = checked_auto(asked)
         replace_durably(self.home / "auto.json", json.dumps(self._auto).encode())
 
     def tick(self) -> None:
@@ -342,12 +349,17 @@ class Trainings:
             return False
         with self.book.lock:
             self.view.grow()
+            fits = probabilities.shape == (len(numbers), len(about.get("classes", ())))
+            if not fits or numbers.max(initial=-1) >= len(self.book.listing) or numbers.min(initial=0) < 0:
+                return False
             self.view.show_guesses(Guesses(run, about["classes"], numbers, probabilities))
         return True
 
     def _end_orphan(self, run: str, about: Body) -> None:
         """A training whose server was killed goes on by itself: let it save and end. Its lock proves it is that one."""
-        with suppress(OSError), (self.home / "runs" / run / ".lock").open("a+") as file:
-            if not try_lock(file.fileno()):
-                with suppress(OSError, KeyError, TypeError):
-                    os.kill(about["pid"], signal.SIGTERM)
+        pid: Any = about.get("pid")
+        with suppress(OSError), os.fdopen(open_own(self.home / "runs" / run / ".lock"), "rb") as file:
+            # Not a second name of a lock that is held elsewhere, and never a group of processes.
+            is_own = os.fstat(file.fileno()).st_nlink == 1 and type(pid) is int and pid > 1
+            if is_own and not try_lock(file.fileno()):
+                os.kill(pid, signal.SIGTERM)
