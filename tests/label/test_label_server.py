@@ -17,9 +17,10 @@ from labeling import client_of, opened
 from PIL import Image
 from starlette.testclient import TestClient
 
-from mixmatch.data.user.folder import read_folder
+from mixmatch.data.user.folder import Entry, read_folder
 from mixmatch.label.desk import Desk
-from mixmatch.label.view import Guesses
+from mixmatch.label.listing import Listing, load_listing
+from mixmatch.label.view import Guesses, encode
 
 CAT, DOG = 0, 1  # the classes that the folders name
 
@@ -394,3 +395,20 @@ def test_the_server_imports_nothing_heavy() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.split() == []
+
+
+def test_the_order_of_names_is_kept_and_a_damaged_one_made_anew(tmp_path: Path) -> None:
+    listing = Listing()
+    for file in ("b/img10.jpg", "a.jpg", "b/img2.jpg"):
+        listing.add(Entry(file, 1, 2))
+    listing.save(tmp_path)
+    assert load_listing(tmp_path).in_order() == [1, 2, 0]
+    path = tmp_path / "listing.json"
+    path.write_text(path.read_text().replace('"order":[1,2,0]', '"order":[1,1,7]'))
+    assert load_listing(tmp_path).in_order() == [1, 2, 0]
+
+
+def test_long_columns_are_the_json_they_would_be_in_one_piece() -> None:
+    odd = '"é,]\ud800'
+    body = {"n": list(range(12_001)), "name": [odd] * 5001, "order": None, "empty": [], "more": {"x": [1, 2]}}
+    assert json.loads(encode(body)) == body | {"name": ['"é,]?'] * 5001}

@@ -57,8 +57,14 @@ class Book:
         self.log = Log(home)
         self.listing: Listing = load_listing(home)
         self.state = State()
-        self.log.read(self.state.apply)
+        self.log.read(self._replay)
         self.log.copy_daily(self.clock())
+
+    def _replay(self, event: Event) -> None:
+        if (named := event.get("files")) is not None:  # one text per file, not one per event about it
+            files, numbers = self.listing.files, self.listing.numbers
+            event["files"] = [files[numbers[file]] if file in numbers else file for file in named]
+        self.state.apply(event)
 
     @property
     def is_new(self) -> bool:

@@ -182,7 +182,8 @@ class Desk:
             waiting.append(entry)
             if len(waiting) >= CHUNK:
                 take()
-                time.sleep(0.001)  # whoever looks at the first pictures already goes first
+                # Whoever looks at pictures goes first. Where there is a list from before, nobody waits for this one.
+                time.sleep(0.001 if is_first else 0.005)
             return is_first  # later on they are not needed again, and 100,000 take memory
 
         tree = scan(self.root, found)
@@ -199,7 +200,6 @@ class Desk:
         if went or changed:
             with suppress(OSError):
                 listing.save(self.home)
-            listing.in_order()
 
     def _first_start(self, tree: Tree) -> None:
         """Take over the labels that the folder has already."""

@@ -87,6 +87,7 @@ class Listing:
             "sizes": self.sizes.tolist(),
             "times": self.times.tolist(),
             "gone": sorted(self.gone),
+            "order": self.in_order(),
         }
         replace_durably(folder / NAME, json.dumps(content, separators=(",", ":")).encode())
 
@@ -107,6 +108,9 @@ def load_listing(folder: Path) -> Listing:
         listing.gone = set(content["gone"])
         if any(map(_leads_out, files)) or not listing.gone <= set(range(len(files))):
             return Listing()
+        order = content.get("order", [])
+        if sorted(order) == list(range(len(files))):
+            listing._order = order
     except (OSError, ValueError, KeyError, TypeError, OverflowError, AttributeError):
         return Listing()
     return listing

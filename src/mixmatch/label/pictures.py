@@ -112,7 +112,7 @@ class Pictures:
     def get(self, path: Path, key: str, side: int) -> bytes:
         """The picture of a file as a JPEG. `key` stands for the file as it is now."""
         name = f"{key}-{side}"
-        if (found := self._remembered(name)) is not None:
+        if (found := self.recent(key, side)) is not None:
             return found
         kept = self._cache / key[:2] / name  # without .jpg: a program that looks for images shall not find these
         with suppress(OSError):
@@ -153,7 +153,9 @@ class Pictures:
         finally:
             self._free.put(decoder)
 
-    def _remembered(self, name: str) -> bytes | None:
+    def recent(self, key: str, side: int) -> bytes | None:
+        """A picture that is in memory: nobody has to wait for it."""
+        name = f"{key}-{side}"
         with self._lock:
             if name in self._recent:
                 self._recent.move_to_end(name)

@@ -29,6 +29,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 """Of every answer, unless it says otherwise itself."""
+_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
@@ -61,7 +62,7 @@ class Guard:
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 have = {name.lower() for name, _ in message["headers"]}
-                more = [(k.lower().encode(), v.encode()) for k, v in HEADERS.items() if k.lower().encode() not in have]
+                more = [(name, value) for name, value in _HEADERS if name not in have]
                 message = {**message, "headers": [*message["headers"], *more]}
             await send(message)
 

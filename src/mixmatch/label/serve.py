@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 import webbrowser
@@ -119,6 +120,7 @@ def _run(server: uvicorn.Server, sock: socket.socket) -> None:
     """Serve until a signal comes."""
     # Once it has stopped, uvicorn raises the signal again that made it. Everything is still to be saved then.
     ended = signal.signal(signal.SIGTERM, lambda *_: None)
+    sys.setswitchinterval(0.001)  # an answer must not wait long for a thread that looks for files
     try:
         with suppress(KeyboardInterrupt):
             server.run([sock])

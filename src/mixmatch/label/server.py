@@ -195,11 +195,11 @@ class Api:
     def picture(self, who: str, request: Request) -> Body:
         return self.desk.about(self._number(request))
 
-    def thumb(self, request: Request) -> Response:
-        return self._jpeg(request, pictures.THUMB)
+    async def thumb(self, request: Request) -> Response:
+        return await self._jpeg(request, pictures.THUMB)
 
-    def image(self, request: Request) -> Response:
-        return self._jpeg(request, pictures.LARGE)
+    async def image(self, request: Request) -> Response:
+        return await self._jpeg(request, pictures.LARGE)
 
     def _number(self, request: Request) -> int:
         n = int(request.path_params["n"])
@@ -207,17 +207,18 @@ class Api:
             raise HTTPException(404, "there is no such picture")
         return n
 
-    def _jpeg(self, request: Request, side: int) -> Response:
-        n = self._number(request)
-        with self.book.lock:
-            etag = f'"{self.book.listing.identity(n)}-{side}"'
-            fresh = request.query_params.get("v") == self.book.listing.version
+    async def _jpeg(self, request: Request, side: int) -> Response:
+        # No lock: whoever holds it may be waiting for the disk, and all other answers would wait with this one.
+        n, listing = self._number(request), self.book.listing
+        key, fresh = listing.identity(n), request.query_params.get("v") == listing.version
+        etag = f'"{key}-{side}"'
         keep = "private, max-age=31536000, immutable" if fresh else "private, no-cache"
         headers = {"ETag": etag, "Cache-Control": keep}
         if request.headers.get("if-none-match") == etag:
             return Response(status_code=304, headers=headers)
         try:
-            return Response(self.desk.jpeg(n, side), media_type="image/jpeg", headers=headers)
+            jpeg = self.desk.pictures.recent(key, side) or await run_in_threadpool(self.desk.jpeg, n, side)
+            return Response(jpeg, media_type="image/jpeg", headers=headers)
         except FileNotFoundError:
             return JSONResponse({"error": "this picture is gone"}, 404)
         except MixMatchError as error:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mixmatch.label.book import Book
-from mixmatch.label.state import BROKEN, MARKS, NONE, SKIP, TAKEN, UNLABELED, State, Step
+from mixmatch.label.state import BROKEN, MARKS, NONE, SKIP, TAKEN, UNLABELED, Mark, State, Step
 from mixmatch.text import printable
 
 EXAM, TEST, CONFLICT, GONE, UNREADABLE, FOREIGN = 1, 2, 4, 8, 16, 32
@@ -23,6 +23,9 @@ MOST_CHANGES = 20_000
 
 AT_ONCE = 10_000
 """Pictures in an answer while there are more to be found."""
+
+PIECE = 5000
+"""Values of a column that are written at once."""
 
 GROUP = 500
 """Pictures of a group that are shown at once."""
@@ -93,19 +96,29 @@ class View:
     def refresh(self, files: Iterable[str]) -> None:
         """Take in what the state says of these files."""
         state, numbers, room = self.book.state, self.book.listing.numbers, len(self._label)
+        marks, exam, tests, conflicts = state.marks, state.exam, state.tests, state.conflicts
+        rows: list[int] = []
+        flags: list[int] = []
+        given: list[Mark] = []
         for file in files:
-            n = numbers.get(file)
-            if n is None or n >= room:
+            n = numbers.get(file, room)
+            if n >= room:
                 continue
-            mark = state.marks.get(file)
-            flags = int(self._flags[n]) & (GONE | UNREADABLE)
-            flags |= EXAM * (file in state.exam) | TEST * (file in state.tests) | CONFLICT * (file in state.conflicts)
-            if mark is None:
-                self._label[n], self._who[n] = UNLABELED, -1
-            else:
-                self._label[n], self._who[n], self._seq[n] = mark.value, mark.who, mark.seq
-                flags |= FOREIGN * (mark.source in TAKEN)
-            self._flags[n] = flags
+            mark = marks.get(file, _NO_MARK)
+            rows.append(n)
+            given.append(mark)
+            flags.append(
+                EXAM * (file in exam)
+                | TEST * (file in tests)
+                | CONFLICT * (file in conflicts)
+                | FOREIGN * (mark.source in TAKEN)
+            )
+        if rows:
+            at = np.array(rows)
+            self._flags[at] = (self._flags[at] & (GONE | UNREADABLE)) | np.array(flags, np.uint8)
+            self._label[at] = [mark.value for mark in given]
+            self._who[at] = [mark.who for mark in given]
+            self._seq[at] = [mark.seq for mark in given]
 
     def unreadable(self, n: int) -> None:
         self._flags[n] |= UNREADABLE
@@ -293,8 +306,27 @@ class View:
         return names
 
 
+_NO_MARK = Mark(UNLABELED, -1, 0, "")
+
+
 def encode(body: Body) -> bytes:
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    """JSON. Long columns are written in pieces: Python's writer holds a text per number until it has all of them."""
+    written = [b"{"]
+    for name, value in body.items():
+        written.append(f"{_written(name)}:".encode())
+        if type(value) is list and len(value) > PIECE:
+            pieces = (
+                _written(value[i : i + PIECE])[1:-1].encode("utf-8", "replace") for i in range(0, len(value), PIECE)
+            )
+            written += [b"[", b",".join(pieces), b"]"]
+        else:
+            written.append(_written(value).encode("utf-8", "replace"))
+        written.append(b",")
+    written[-1] = b"}"
+    return b"".join(written)
+
+
+_written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def _step(step: Step | None, state: State) -> Body | None:
