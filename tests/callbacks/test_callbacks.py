@@ -144,3 +144,17 @@ def test_a_stop_by_signal_is_told_from_an_error(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         mixmatch.train("digits", out=tmp_path / "run", callbacks=[diary], **TINY)
     assert isinstance(diary.of("stopped")[0], Interrupted)
+
+
+def test_a_callback_gets_nothing_that_a_link_leads_to(tmp_path: Path) -> None:
+    """A run folder may come from anyone, and what it holds goes to a server."""
+    secret, run = tmp_path / "secret", Started(tmp_path / "run", {}, step=3)
+    secret.write_text("secret")
+    run.folder.mkdir()
+    (run.folder / "report.html").symlink_to(secret)
+    (run.folder / ".callback-mlflow").symlink_to(secret)
+    assert run.files() == []
+    with pytest.raises(OSError, match="it is a link"):
+        run.recall("mlflow")
+    run.remember("mlflow", "number 7")
+    assert (run.recall("mlflow"), run.recall("wandb"), secret.read_text()) == ("number 7", None, "secret")

@@ -134,6 +134,9 @@ def test_new_arrays(call: Any, tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_the_model_is_refused(call: Any, run_folder: Path, photos: Path, tmp_path: Path) -> None:
+    own = call("evaluate", run_folder, photos)
+    assert own.code == 0
+    assert f"warning: {photos} is what the run has learned from" in " ".join(own.err.split())
     (tmp_path / "t.csv").write_text("a,label\n1,day\n")
     assert "the model takes images, not a table" in call("evaluate", run_folder, tmp_path / "t.csv").err
     assert "there is no file or folder" in call("evaluate", run_folder, tmp_path / "nowhere").err

@@ -103,7 +103,11 @@ def test_killed_begun_again_damaged_and_mended(photos: Path, tmp_path: Path) -> 
     read_shards(out)  # pixels are not read
     with pytest.raises(MixMatchError, match=r"000007.npy is missing or damaged: the same mixmatch data shard command"):
         read_shards(out, verify=True)
+    others = [out / "7a.npy", out / "2024-12.jpg"]
+    for other in others:
+        other.touch()
     assert shard_folder(photos, out, shard_size=6, processes=1).finished_before == 49
+    assert all(other.exists() for other in others)
     same(read_folder(photos), read_shards(out, verify=True))
     (out / "000003.json").write_text("{}")
     with pytest.raises(MixMatchError, match=r"000003.json is missing or damaged"):

@@ -23,6 +23,7 @@ import mixmatch
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.decode import shard_folder
 from mixmatch.execution.ray_data import Place, place_of
+from mixmatch.predict.shards import _tally
 from mixmatch.predict.store import Store
 
 PIXELS = np.rint(load_digits().images * (255 / 16)).astype(np.uint8)
@@ -99,6 +100,12 @@ def test_killed_and_begun_again(run: Path, photos: Path, tmp_path: Path) -> None
     }  # fmt: skip
     assert before == {number: (out / f"part-{number}.csv").stat().st_mtime_ns for number in kept}
     check(rows_of(out), photos, run)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"3", b"[]", b"{}", b'{"shard": 0, "files": "2"}'])
+def test_a_shard_whose_note_is_damaged_is_done_again(content: bytes | None) -> None:
+    assert _tally(content) is None
+    assert _tally(b'{"shard": 0, "files": 2, "unreadable": 1}') == {"shard": 0, "files": 2, "unreadable": 1}
 
 
 def test_parts_make_a_whole(run: Path, photos: Path, tmp_path: Path) -> None:

@@ -12,9 +12,12 @@ from typing import Any
 
 from mixmatch.errors import MixMatchError
 from mixmatch.settings import flat
-from mixmatch.storage import replace_durably
+from mixmatch.storage import read_plain, replace_durably
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import RunFolder, RunRecord
+
+LONGEST = 4096
+"""Bytes that a callback may remember under a name."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,16 @@ class Started:
 
     def recall(self, name: str) -> str | None:
         """What a callback remembered when the run began, if it resumes now."""
-        kept = self._kept(name)
-        return kept.read_text() if self.step and kept.is_file() else None
+        try:
+            return read_plain(self._kept(name), LONGEST).decode() if self.step else None
+        except FileNotFoundError:
+            return None
 
     def files(self, model: bool = False) -> list[Path]:
         """What there is of a run to keep elsewhere: configuration, metrics, record, report; the `model` if asked."""
         names = ("config.json", "metrics.jsonl", "result.json", "report.html", "model.safetensors")
-        return [self.folder / name for name in names[: None if model else -1] if (self.folder / name).is_file()]
+        paths = [self.folder / name for name in names[: None if model else -1]]
+        return [path for path in paths if path.is_file() and not path.is_symlink()]  # a link may lead anywhere
 
     def _kept(self, name: str) -> Path:
         return self.folder / f".callback-{name}"

@@ -190,7 +190,17 @@ def _finished(store: Store, plan: Plan) -> dict[int, dict[str, Any]]:
     """What is noted of the shards that are there, by number."""
     noted, written = store.names(DONE), store.names("")
     numbers = [n for n in range(plan.shards) if f"{n:06}.json" in noted and _part(plan, n) in written]
-    return {number: json.loads(store.read(f"{DONE}/{number:06}.json") or b"{}") for number in numbers}
+    tallies = {number: _tally(store.read(f"{DONE}/{number:06}.json")) for number in numbers}
+    return {number: tally for number, tally in tallies.items() if tally is not None}
+
+
+def _tally(content: bytes | None) -> dict[str, Any] | None:
+    """What is noted of a shard; None if that is damaged, and the shard is done again."""
+    try:
+        tally = json.loads(content or b"")
+        return tally if all(type(tally[name]) is int for name in ("shard", "files", "unreadable")) else None
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def _part(plan: Plan, number: int) -> str:

@@ -143,6 +143,11 @@ def evaluate(
             warn(f"{finding.message}: {finding.advice}")
     predicted = predict_rows(classifier, rows.inputs, rows.tested).argmax(axis=1)
     truth = rows.labels[rows.tested]
+    if _has_learned(run, Path(new), len(truth)):
+        warn(
+            f"{new} is what the run has learned from, so its error there says little: leave it out to evaluate on the "
+            f"run's test {rows.noun}s"
+        )
     commonest, guessed = guessing(truth, classifier.classes)
     verdict = Verdict(
         Basis(f"the {len(truth):,} labeled {rows.noun}s of {new}"), rows.noun, len(truth),
@@ -150,6 +155,16 @@ def evaluate(
     )  # fmt: skip
     counts = measure.confusion(truth, predicted, len(classifier.classes))
     return Evaluation(run, str(new), classifier.classes, counts, verdict, rows.findings)
+
+
+def _has_learned(run: Path, new: Path, rows: int) -> bool:
+    """Whether new data is the run's own, and more of it than its test rows."""
+    if run.is_file():
+        return False
+    config = RunFolder(run).config()
+    data = str(config["settings"].get("data"))
+    places = [Path(data), Path(str(config.get("folder") or ""), data)]
+    return new.resolve() in [place.resolve() for place in places] and rows > config["split"].get("test", 0)
 
 
 def _read(

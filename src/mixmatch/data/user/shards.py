@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, astuple
 from pathlib import Path
@@ -38,6 +39,9 @@ from mixmatch.storage import read_json, replace_durably
 INDEX = "shards.json"
 SHARD_SIZE = 50_000
 """Images per shard: 150 MB of 32 x 32 pixels, 1.4 GB of 96 x 96."""
+
+OWN = re.compile(r"[0-9]{6,}\.(json|npy)")
+"""The names of a shard's files."""
 
 AGAIN = "the same mixmatch data shard command continues it"
 
@@ -94,8 +98,8 @@ def begin(
         entries = [list(astuple(entry)) for entry in folder.entries[start : start + shard_size]]
         if (_load(_list(out, number)) or {}).get("entries") != entries:
             _save(_list(out, number), {"entries": entries})
-    for file in [file for file in out.glob("[0-9]*.*") if int(file.stem) >= len(starts)]:  # when shards were smaller
-        file.unlink()
+    for file in [file for file in out.iterdir() if OWN.fullmatch(file.name) and int(file.stem) >= len(starts)]:
+        file.unlink()  # when shards were smaller
     return Order(str(out.absolute()), str(folder.root.resolve()), cast(Any, shape)), len(starts), len(folder.entries)
 
 
@@ -136,7 +140,7 @@ def read_shards(path: Path, *, verify: bool = False) -> UserData:
     about = _load(path / INDEX)
     if about is None or about.get("format") != CACHE_FORMAT:
         raise MixMatchError(f"{path / INDEX} is damaged or of another version: make the shards again elsewhere")
-    if about["shards"] is None:
+    if about.get("shards") is None:
         raise MixMatchError(f"{path} is not finished: {AGAIN}")
     parts, entries, headers = [], list[Entry](), list[Header | Unreadable]()
     for number, (list_hash, pixels_hash) in enumerate(about["shards"]):
