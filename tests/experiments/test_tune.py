@@ -117,6 +117,9 @@ def test_user_data_is_cross_validated_and_its_test_rows_change_nothing(tmp_path:
     assert a.warning is not None
     assert a.warning.startswith(f"6 rows are too few to tell trial {a.best.number} from the defaults")
     assert all(trial.state == "finished" for trial in a.trials)  # nor to stop a trial by
+    same_place = f"{tmp_path}/../{tmp_path.name}/a.npz"
+    again = sweep(a.out, 4, data=same_place, given={**ROWS, "method": "mixmatch"}, search=SEARCH[:1])
+    assert len(again.trials) == 4  # continued, whatever the data is called
 
 
 def test_a_difference_by_hand() -> None:

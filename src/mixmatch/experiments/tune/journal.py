@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mixmatch import settings as settings_
+from mixmatch.data import is_path
 from mixmatch.errors import MixMatchError
 from mixmatch.experiments.tune.sweep import Sweep
 from mixmatch.storage import try_lock
@@ -73,12 +74,20 @@ def open_study(sweep: Sweep) -> Study:
     before, now = study.user_attrs.get("sweep"), sweep.to_dict()
     if before is None:
         study.set_user_attr("sweep", now)
-    elif before != now:
+    elif before != _named_as_before(now, before):
         raise MixMatchError(
             f"{sweep.out} holds a sweep with other settings ({_difference(before, now)}): continue it with its own, or "
             "choose another folder with out="
         )
     return study
+
+
+def _named_as_before(now: Record, before: Record) -> Record:
+    """A sweep with its data called as it was, if that is the same place: photos/ is photos."""
+    then, given = before["settings"]["data"], now["settings"]["data"]
+    if not (is_path(then) and is_path(given) and Path(then).resolve() == Path(given).resolve()):
+        return now
+    return {**now, "settings": {**now["settings"], "data": then}}
 
 
 def warm_up(sweep: Sweep) -> int:
