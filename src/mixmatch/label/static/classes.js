@@ -42,12 +42,12 @@ export function manageClasses(store, act) {
     await act(body);
     paint(); // as it is now, also where it was refused
   };
-  const move = (index, by) => {
+  const move = (name, by) => {
     const names = store.classes.map((each) => each.name);
-    names.splice(index + by, 0, ...names.splice(index, 1));
-    return done({ do: "order", names }).then(() =>
-      list.children[index + by]?.querySelector(by < 0 ? ".up" : ".down")?.focus(),
-    );
+    const to = names.indexOf(name) + by; // where it is now, not where it was when the row was drawn
+    if (!(to in names)) return;
+    names.splice(to, 0, ...names.splice(to - by, 1));
+    return done({ do: "order", names }).then(() => list.children[to]?.querySelector(by < 0 ? ".up" : ".down")?.focus());
   };
   const edit = (value, properties, change) => {
     const field = h("input", { type: "text", value, ...properties });
@@ -80,7 +80,7 @@ export function manageClasses(store, act) {
       ...others.map((other) => h("option", { value: other.name }, other.name)),
     );
     const arrow = (by, text, what) =>
-      button(text, () => move(index, by), {
+      button(text, () => move(each.name, by), {
         class: `icon plain ${what}`,
         "aria-label": `Move ${each.name} ${what}`,
         disabled: index + by < 0 || index + by >= store.classes.length,
@@ -96,7 +96,22 @@ export function manageClasses(store, act) {
       button("Hide", () => done({ do: "hide", name: each.name }), { class: "plain" }),
     );
   };
+  let held = false;
+  let late = false;
+  list.addEventListener("pointerdown", (event) => {
+    if (!event.target.closest("button")) return;
+    held = true;
+    const ends = ["pointerup", "pointercancel"];
+    const released = () => {
+      held = false;
+      ends.forEach((end) => document.removeEventListener(end, released));
+      if (late) setTimeout(paint); // after the click
+    };
+    ends.forEach((end) => document.addEventListener(end, released));
+  });
   const paint = () => {
+    late = held;
+    if (held) return; // a button that is pressed must be there when it is let go, or there is no click
     const field = document.activeElement;
     if (list.contains(field) && field.matches("input") && field.value !== field.shown) {
       field.addEventListener("blur", paint, { once: true }); // somebody is typing: not under their fingers
