@@ -259,7 +259,7 @@ def plot(sweep: Sweep, result: Result, path: Path) -> None:
         else:
             axes.set_visible(False)
     handles, labels = panels.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=4, frameon=False)
+    figure.legend(handles, labels, loc="outside upper left", ncols=2 if columns == 1 else 4, frameon=False)
     plotting.save(figure, path)
 
 
