@@ -330,9 +330,11 @@ def test_a_disk_that_fails_to_flush_is_not_believed(tmp_path: Path, monkeypatch:
 def test_a_log_that_somebody_removes_is_written_again(tmp_path: Path) -> None:
     book = book_of(tmp_path)
     book.act("ann", "class-add-1", "add", {"name": "cat"})
-    shutil.rmtree(book.home)
     book.label("ann", [change("1", FILES[:1], "cat")])
+    shutil.rmtree(book.home)
+    assert [said["what"] for said in book.history(FILES[0])] == ["cat"]  # what is open is still whole
     book.label("ann", [change("2", FILES[1:2], "cat")])
+    assert [said["what"] for said in book.history(FILES[1])] == ["cat"]
     assert shown(reread(book)) == shown(book.state)
     book.close()
     assert labels(book_of(tmp_path)) == dict.fromkeys(FILES[:2], "cat")

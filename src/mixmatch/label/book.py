@@ -309,7 +309,7 @@ class Book:
         """What was said of a picture, newest first: read from the log, which has it all."""
         needle = json.dumps(file).encode()
         found: deque[dict[str, Any]] = deque(maxlen=most)
-        for line in self.log.path.read_bytes().splitlines():
+        for line in self.log.content().splitlines():  # also of a log that was removed
             if needle not in line:
                 continue
             with suppress(ValueError, KeyError, TypeError):

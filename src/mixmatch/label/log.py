@@ -56,7 +56,7 @@ class Log:
     def read(self, apply: Callable[[Event], object]) -> None:
         """Hand every event to `apply`, in order. A line that is not an event, or that `apply` cannot use (it raises
         ValueError, KeyError or TypeError), is set aside."""
-        content = self._content()
+        content = self.content()
         whole = content.rfind(b"\n") + 1
         if torn := content[whole:]:
             self._set_aside([torn])
@@ -144,7 +144,7 @@ class Log:
     def close(self) -> None:
         os.close(self._handle)
 
-    def _content(self) -> bytes:
+    def content(self) -> bytes:
         """All of the file, also of one that was removed while it is open."""
         os.lseek(self._handle, 0, os.SEEK_SET)
         with os.fdopen(os.dup(self._handle), "rb") as file:
@@ -152,7 +152,7 @@ class Log:
 
     def _restore(self) -> None:
         """Somebody removed the log. What is open is still whole: it is written again, and goes on there."""
-        content = self._content()
+        content = self.content()
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_durably(self.path, content)
         os.close(self._handle)
