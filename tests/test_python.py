@@ -101,7 +101,8 @@ def test_train_does_what_the_command_does(
         "kind",
     ]
     said = by_command(monkeypatch, capsys, "train", rows, "--out", tmp_path / "command", *words)
-    apart = ("seconds", "report")
+    assert record["sha256"]["model.safetensors"] == said["sha256"]["model.safetensors"]
+    apart = ("seconds", "report", "sha256")  # metrics hold seconds
     assert {k: v for k, v in record.items() if k not in apart} == {k: v for k, v in said.items() if k not in apart}
     assert record["verdict"].startswith(record["verdict_details"]["how_good"])
     assert record["verdict_details"]["baseline_error"] is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,9 @@ def test_wandb(tmp_path: Path) -> None:
     record = train_twice(tmp_path / "run", callback)
     first, second = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
     assert first.name == second.name  # the same run: wandb sync puts them together
+    deadline = time.monotonic() + 60
+    while not any(r.HasField("exit") for r in records(second)) and time.monotonic() < deadline:
+        time.sleep(0.2)  # W&B's own process writes it
     config = {item.key: item.value_json for r in records(first) if r.HasField("run") for item in r.run.config.update}
     assert float(config["lambda_u"]) == 100
     steps, errors = [], []
