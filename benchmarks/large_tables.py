@@ -10,6 +10,7 @@ disturb less than the clock. Memory is what a process holds at its peak; "beyond
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import hashlib
 import io
@@ -22,21 +23,23 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from mixmatch.cli import command_line
 from mixmatch.data.user import csv_file
 from mixmatch.data.user.check import equal_rows
 from mixmatch.data.user.columns import is_missing
 from mixmatch.data.user.encoding import fit_numbers
 from mixmatch.data.user.table import read_table
-from mixmatch.predict.files import Prediction
-from mixmatch.predict.formats import Format, write
 from mixmatch.text import from_cell
+
+if TYPE_CHECKING:
+    from mixmatch.predict.files import Prediction
 
 CHECK, PREDICT = "check a table", "write predictions"
 
@@ -145,10 +148,18 @@ def check_arrow(folder: Path, args: argparse.Namespace) -> None:
     equal_rows(read_table(folder / "rows.csv").inputs)
 
 
-# -------------------------------------------------------------------------------------------------------- predictions
+def check_command(folder: Path, args: argparse.Namespace) -> None:
+    """All of `mixmatch data check`, with scikit-learn's comparison of labeled and unlabeled rows."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        command_line()(["data", "check", str(folder / "rows.csv"), "--no-trial"], standalone_mode=False)
+
+
+# --------------------------------------------------------- predictions, whose code imports PyTorch and is imported late
 
 
 def _predictions(args: argparse.Namespace) -> list[Prediction]:
+    from mixmatch.predict.files import Prediction
+
     some = np.random.default_rng(0).dirichlet(np.full(args.classes, 0.1), min(100, args.predictions))
     best = some.argmax(axis=1)
     made = [Prediction(f"row {i}", str(best[i]), float(some[i, best[i]]), some[i]) for i in range(len(some))]
@@ -163,8 +174,11 @@ def predict_one_by_one(folder: Path, args: argparse.Namespace) -> None:
             writer.writerow([row.file, row.class_name, *numbers])
 
 
-def predict(kind: Format) -> Callable[[Path, argparse.Namespace], None]:
+def predict(name: str) -> Callable[[Path, argparse.Namespace], None]:
     def work(folder: Path, args: argparse.Namespace) -> None:
+        from mixmatch.predict.formats import Format, write
+
+        kind = Format(name)
         with (folder / f"after.{kind}").open("wb") as raw:
             file: Any = raw if kind is Format.PARQUET else io.TextIOWrapper(raw, "utf-8", newline="")
             write(kind, file, _predictions(args), [str(i) for i in range(args.classes)])
@@ -177,10 +191,11 @@ WAYS: dict[str, tuple[str, Callable[[Path, argparse.Namespace], None]]] = {
     "lists of text": (CHECK, check_lists),
     "in pieces, Python's parser": (CHECK, check_python),
     "in pieces, with pyarrow": (CHECK, check_arrow),
+    "mixmatch data check --no-trial": (CHECK, check_command),
     "CSV, number by number": (PREDICT, predict_one_by_one),
-    "CSV": (PREDICT, predict(Format.CSV)),
-    "JSON": (PREDICT, predict(Format.JSON)),
-    "Parquet": (PREDICT, predict(Format.PARQUET)),
+    "CSV": (PREDICT, predict("csv")),
+    "JSON": (PREDICT, predict("json")),
+    "Parquet": (PREDICT, predict("parquet")),
 }
 
 

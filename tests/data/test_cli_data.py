@@ -14,10 +14,11 @@ from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
 from mixmatch import methods
-from mixmatch.cli import app, data_check
+from mixmatch.cli import app
 from mixmatch.data.user.rows import Finding
 from mixmatch.declare import Setting
 from mixmatch.errors import MixMatchError
+from mixmatch.training import timing
 from mixmatch.training.timing import FirstRun
 
 
@@ -151,7 +152,7 @@ def test_findings_come_before_the_trial(tmp_path: Path, monkeypatch: pytest.Monk
     def stopped(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(data_check, "cost", stopped)
+    monkeypatch.setattr(timing, "cost", stopped)
     result = invoke("check", str(pets(tmp_path / "pets")))
     assert result.exit_code != 0
     assert "info: 10 labeled images of 2 classes" in result.stdout
@@ -166,7 +167,7 @@ def test_check_ends_with_a_command_to_copy(tmp_path: Path, monkeypatch: pytest.M
         seen.append(options)
         return Finding("cost", "training takes long", severity="info"), FirstRun(32, 300, 610.0)
 
-    monkeypatch.setattr(data_check, "cost", cost)
+    monkeypatch.setattr(timing, "cost", cost)
     result = invoke("check", str(folder))
     assert result.stdout.splitlines()[-2:] == [
         "to train now, about 10 minutes:",
@@ -186,7 +187,7 @@ def test_the_command_makes_up_for_uneven_classes_if_the_method_can(
 ) -> None:
     folder = pets(tmp_path / "pets")
     first = Finding("cost", "training takes long", severity="info"), FirstRun(None, 300, 610.0)
-    monkeypatch.setattr(data_check, "cost", lambda *given, **options: first)
+    monkeypatch.setattr(timing, "cost", lambda *given, **options: first)
 
     def command() -> str:
         return str(json.loads(invoke("check", str(folder), "--json").stdout)["command"])

@@ -10,12 +10,16 @@ import os
 import pickle
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.io import savemat
+
+from mixmatch.data.user.columns import Places
+from mixmatch.data.user.rows import UserData
 
 MB = 80
 """Megabytes of images."""
@@ -111,3 +115,17 @@ def test_peak(write: Callable[[Path], int], most: float, tmp_path: Path) -> None
     assert found == last
     assert size > 0.99 * MB
     assert growth < most * MB
+
+
+def test_user_data_is_made_without_a_copy_of_it() -> None:
+    """A table of a million rows is as large as all else in the process: what asks about every value asks in pieces."""
+    rows = 100_000
+    inputs, labels = np.ones((rows, 50), np.float32), np.zeros(rows, np.int64)
+    files, part = Places("line ", range(rows)), ("train",) * rows
+    tracemalloc.start()
+    try:
+        UserData(inputs=inputs, labels=labels, name="t", classes=("a", "b"), files=files, part=part)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < inputs.nbytes / 20

@@ -6,7 +6,7 @@ import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -14,7 +14,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from mixmatch import data, methods
+from mixmatch import data
 from mixmatch.cli import with_options
 from mixmatch.cli.options import USER_DATA, DataDir, Device, Json, console, print_json, with_reading
 from mixmatch.data.published.files import choose, data_folder, print_warning, verify
@@ -22,12 +22,12 @@ from mixmatch.data.source import Rows
 from mixmatch.data.user.check import findings
 from mixmatch.data.user.rows import Finding, UserData
 from mixmatch.errors import MixMatchError
-from mixmatch.settings import resolve
 from mixmatch.terminal import Screen
 from mixmatch.text import count, in_words
-from mixmatch.training.opening import kind_of
 from mixmatch.training.progress import bar
-from mixmatch.training.timing import FirstRun, cost
+
+if TYPE_CHECKING:
+    from mixmatch.training.timing import FirstRun
 
 COLORS = {"info": "green", "warning": "yellow", "error": "red"}
 
@@ -135,6 +135,8 @@ def _check_user_data(name: str, reading: data.Reading, strict: bool, as_json: bo
         show(finding)
     first, command = None, None
     if device is not None:
+        from mixmatch.training.timing import cost  # with PyTorch: 200 MB that a check alone does without
+
         with Screen(stderr=True).status("trying a few steps") as status:
             counted = lambda n: status.update(f"trying a few steps: {count(n, 'step')} so far")  # noqa: E731
             result, first = cost(user, device, sized=reading.image_size is not None, progress=counted)
@@ -155,6 +157,10 @@ def _check_user_data(name: str, reading: data.Reading, strict: bool, as_json: bo
 
 def _balanced(name: str, found: Sequence[Finding]) -> dict[str, str]:
     """What to train with where classes are uneven, if the usual method can make up for it."""
+    from mixmatch import methods
+    from mixmatch.settings import resolve
+    from mixmatch.training.opening import kind_of
+
     method = resolve(name, {}, kind_of(name)).method
     uneven = any(finding.kind == "uneven-classes" for finding in found)
     return {"balance": "abc"} if uneven and "balance" in methods.declared(method) else {}

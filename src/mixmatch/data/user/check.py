@@ -14,6 +14,7 @@ from PIL import Image
 
 from mixmatch.data.opened import MIN_LABELS
 from mixmatch.data.source import UNKNOWN
+from mixmatch.data.user.columns import Names
 from mixmatch.data.user.rows import Finding, UserData
 from mixmatch.text import count, listed, tally
 
@@ -129,8 +130,8 @@ COPIES = {
 
 def duplicates(data: UserData) -> Iterator[Finding]:
     """Rows that are equal in every number once they are decoded, by where they are."""
-    kind = np.full(len(data), "tested", object)
-    kind[data.labeled], kind[data.unlabeled] = "labeled", "unlabeled"
+    kind = Names(("tested", "labeled", "unlabeled"), np.zeros(len(data), np.int32))
+    kind.codes[data.labeled], kind.codes[data.unlabeled] = 1, 2
     found: defaultdict[str, list[list[int]]] = defaultdict(list)
     for group in equal_rows(data.inputs):
         members = Counter(kind[row] for row in group)
