@@ -1,4 +1,4 @@
-"""Attack the program with damaged and hostile files: run folders, images, tables, arrays, ledgers.
+"""Attack the program with damaged and hostile files: run folders, images, tables, arrays, ledgers, labels.
 
 python tests/fuzz.py [--seconds 300 | --cases N] [--seed S] [--kind folder]
 
@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+import fuzz_labels
 import mutate
 
 SECONDS = 60
@@ -80,6 +81,7 @@ class Materials:
             main_of(command)
             main_of(["data", "check", folder / "tables" / "rows.csv"])
             main_of(["report", folder / "runs" / "finished"])
+            fuzz_labels.make(shutil.copytree(folder / "photos", folder / "labeled"), folder / "runs" / "finished")
             (folder / "modules").write_text("\n".join(sys.modules))
 
         self.ended = forked(work, folder / "out.txt", SECONDS)
@@ -172,8 +174,15 @@ def ledger_case(made: Materials, here: Path, rng: random.Random) -> Command:
     return [*made.label, "--votes", votes / "votes.npy", "--output", here / "answers.json", "--queries", "8"]
 
 
+def label_case(made: Materials, here: Path, rng: random.Random) -> Command:
+    photos = shutil.copytree(made.folder / "labeled", here / "photos")
+    fuzz_labels.change(photos, rng, here.parent / "outside")
+    return [fuzz_labels.SESSION, photos, rng.random() < 0.05]
+
+
 KINDS: dict[str, Callable[[Materials, Path, random.Random], Command]] = {
     "folder": folder_case, "image": image_case, "table": table_case, "array": array_case, "ledger": ledger_case,
+    "label": label_case,
 }  # fmt: skip
 
 
@@ -225,7 +234,10 @@ def guarded(command: Command, here: Path) -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
     os.chdir(here)
-    main_of(command)
+    if command[0] == fuzz_labels.SESSION:
+        fuzz_labels.session(Path(str(command[1])), thinking=bool(command[2]))
+    else:
+        main_of(command)
 
 
 def attempt(kind: str, seed: int, made: Materials, folder: Path) -> str | None:
@@ -296,7 +308,7 @@ def main() -> None:
 
 def _weighted(seed: int) -> str:
     """Half of the cases are run folders, of which there is most to get wrong."""
-    return ("folder", [*KINDS][1 + seed // 2 % 4])[seed % 2]
+    return ("folder", [*KINDS][1 + seed // 2 % (len(KINDS) - 1)])[seed % 2]
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from mixmatch.label.answers import BODY
 from mixmatch.label.course import checked_about
 from mixmatch.label.desk import Desk, home_of
 from mixmatch.label.listing import load_listing
+from mixmatch.label.program import Program
 from mixmatch.label.safety import Guard
 from mixmatch.label.serve import locked, token_at
 from mixmatch.label.server import make_app
@@ -357,6 +358,9 @@ def test_a_training_that_came_with_the_folder_ends_no_process(photos: Path, monk
         {"options": {"out": "/tmp/elsewhere"}},
         {"options": {"network": "--out=x y"}},
         {"method": "../x"},
+        {"method": "--config"},
+        {"seq": 10**400},
+        {"exam": {"run": 1}},
         {"state": "odd"},
         {"steps": "1"},
         {"seconds": "1"},
@@ -390,3 +394,53 @@ def test_a_report_that_is_a_link_is_not_shown(desk: Desk, client: TestClient, tm
     (desk.home / "runs" / "run-0001").mkdir(parents=True)
     (desk.home / "runs" / "run-0001" / "report.html").symlink_to(tmp_path / "secret")
     assert client.get("/api/report/run-0001").status_code == 404
+
+
+@pytest.mark.parametrize("name", ["copies", "thumbnails", "trainings", "runs/run-0001", "lock", "set-aside.txt"])
+def test_no_link_in_a_folder_of_labels_is_followed(photos: Path, tmp_path: Path, name: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    mine = outside / "log-2020-01-01.jsonl"
+    mine.write_text("mine")
+    home = photos / ".mixmatch-labels"
+    (home / name).parent.mkdir(parents=True)
+    (home / name).symlink_to(mine if name in ("lock", "set-aside.txt") else outside)
+    (home / "log.jsonl").write_text("damaged\n")
+    with pytest.raises(MixMatchError, match="link, which is not followed"), locked(home_of(photos)):
+        opened(photos)
+    assert [path.name for path in outside.iterdir()] == [mine.name]
+    assert mine.read_text() == "mine"
+    assert (home / "log.jsonl").read_text() == "damaged\n"
+
+
+def test_what_a_program_says_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "output.txt").symlink_to(tmp_path / "mine.txt")
+    assert Program(["this"], tmp_path / "output.txt").wait(30) == 0
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    assert "Zen" in (tmp_path / "output.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"kind": "label", "label": 5, "files": ["a.png"], "source": "key"},
+        {"kind": "label", "label": "cat", "files": ["../../secret.png"], "source": "key"},
+        {"kind": "label", "label": "cat", "files": ["/dev/zero"], "source": "key"},
+        {"kind": "class", "do": "rename", "name": "cat", "to": ["dog"]},
+        {"kind": "content", "files": ["a.png", "b.png"], "hashes": ["1"]},
+        {"kind": "undo", "of": 1, "files": ["a.png"], "labels": []},
+    ],
+)
+def test_a_line_that_no_page_has_written_is_set_aside(photos: Path, event: dict[str, Any]) -> None:
+    home = photos / ".mixmatch-labels"
+    home.mkdir()
+    line = json.dumps({"seq": 1, "t": 1.0, "who": "ann", **event})
+    (home / "log.jsonl").write_text(line + "\n")
+    desk = opened(photos)
+    try:
+        assert "1 line of" in desk.book.log.notes[0]
+        assert (home / "set-aside.txt").read_text() == line + "\n"
+        assert set(desk.book.state.marks) == {"cat/a.png", "dog/b.png"}
+    finally:
+        desk.close()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mixmatch.errors import MixMatchError
+from mixmatch.label.events import check_event
 from mixmatch.label.listing import Listing, load_listing
 from mixmatch.label.log import DiskFull, Event, Log
 from mixmatch.label.state import CLASS_ACTIONS, UNLABELED, LabelClass, State, Step
@@ -312,8 +313,9 @@ class Book:
         for line in self.log.content().splitlines():  # also of a log that was removed
             if needle not in line:
                 continue
-            with suppress(ValueError, KeyError, TypeError):
+            with suppress(ValueError, KeyError, TypeError, RecursionError):
                 event = json.loads(line)
+                check_event(event)
                 if file in event["files"] and event["kind"] in ("label", "undo", "redo"):
                     at = event["files"].index(file)
                     what = event["label"] if event["kind"] == "label" else event["labels"][at]

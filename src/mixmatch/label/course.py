@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from mixmatch.label.book import Refused
+from mixmatch.label.events import list_of, number, text, text_or_none, whole
 from mixmatch.label.exchange import Labeled
 from mixmatch.label.view import Body
 from mixmatch.measure import share_interval
-from mixmatch.storage import read_json
+from mixmatch.storage import parse_json, read_json, read_plain
 from mixmatch.text import in_words
 
 LEAST = 2
@@ -22,7 +22,8 @@ EVERY = 20
 """Labels after which to train again, unless another number was chosen."""
 AT_WORK = ("trial", "running", "guessing", "stopping")
 STATES = (*AT_WORK, "stopped", "failed", "done")
-METHOD = re.compile(r"[a-z0-9-]{1,40}")
+RUN = re.compile(r"run-[0-9]{4,9}")
+METHOD = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 OPTIONS = frozenset(
     (
         *("seed", "batch_size", "learning_rate", "weight_decay", "optimizer", "schedule", "precision", "network"),
@@ -30,6 +31,8 @@ OPTIONS = frozenset(
     )
 )
 """Settings that the page may choose. None of them is a path."""
+MOST = 2**28
+"""Bytes of the output or the metrics of a training that are read."""
 OPTION_VALUE = re.compile(r"[\w.:+-]{1,80}")
 
 
@@ -70,18 +73,36 @@ def checked_about(path: Path) -> Body | None:
         about = read_json(path)
         checked(about)
         counts = [about["steps"] or 0, about["image_size"] or 0, *(about[name] for name in ("seq", "labels", "tests"))]
-        kinds = {"method": str, "options": dict, "began": int | float}
         fits = (
-            re.fullmatch(r"run-[0-9]{4,9}", path.parent.name)
+            RUN.fullmatch(path.parent.name)
             and about["state"] in STATES
-            and all(type(number) is int and number >= 0 for number in counts)
-            and all(isinstance(about[name], kind) for name, kind in kinds.items())
-            and isinstance(about.get("classes", []), list)
-            and isinstance(about.get("seconds", 0.0), int | float)
+            and all(map(whole, counts))
+            and all(check(about[name]) for name, check in _ALWAYS.items())
+            and all(check(about[name]) for name, check in _KEPT.items() if name in about)
         )
         return about if fits else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, Refused):
         return None
+
+
+def _is_exam(exam: Any) -> bool:
+    numbers = ("wrong", "n", "error", "low", "high")
+    return exam is None or (text(exam["run"]) and all(number(exam[name]) for name in numbers))
+
+
+_ALWAYS: dict[str, Callable[[Any], bool]] = {
+    "method": text,
+    "options": lambda options: type(options) is dict,
+    "began": number,
+}
+_KEPT: dict[str, Callable[[Any], bool]] = {
+    "classes": list_of(text),
+    "listing": text,
+    "seconds": number,
+    "error": text_or_none,
+    "exam": _is_exam,
+}
+"""What is there from some moment on."""
 
 
 def check_enough(pictures: list[Labeled]) -> None:
@@ -111,7 +132,7 @@ def last_step(output: Path, metrics: Path) -> int:
     """The last step that the output or the metrics speak of."""
     step = 0
     with suppress(OSError, ValueError):
-        if found := _STEP.findall(output.read_bytes()):
+        if found := _STEP.findall(read_plain(output, MOST)):
             step = int(found[-1].replace(b",", b""))
     return max(step, max((line["step"] for line in read_lines(metrics)), default=0))
 
@@ -119,10 +140,10 @@ def last_step(output: Path, metrics: Path) -> int:
 def read_lines(metrics: Path) -> list[Body]:
     lines = []
     with suppress(OSError):
-        for line in metrics.read_bytes().splitlines():
+        for line in read_plain(metrics, MOST).splitlines():
             with suppress(ValueError):
-                record = json.loads(line)
-                if isinstance(record, dict) and isinstance(record.get("step"), int):
+                record = parse_json(line)
+                if isinstance(record, dict) and whole(record.get("step")):
                     lines.append(record)
     return lines
 
@@ -146,4 +167,4 @@ def in_one_line(body: Body) -> str:
 
 
 def name_of(method: Any) -> str:
-    return str(method["name"] if isinstance(method, dict) else method)
+    return str(method.get("name") if isinstance(method, dict) else method)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -31,7 +32,7 @@ from mixmatch.label.pictures import CannotShow, Pictures
 from mixmatch.label.thinking import Choice, Thinking
 from mixmatch.label.training import Trainings
 from mixmatch.label.view import Body, View
-from mixmatch.storage import refuse_link, replace_durably, temporary
+from mixmatch.storage import open_plain, refuse_link, replace_durably, temporary
 from mixmatch.text import count, listed, printable
 
 HIDDEN = ".mixmatch-labels"
@@ -46,10 +47,7 @@ def home_of(root: Path) -> Path:
     """`FOLDER/.mixmatch-labels`, or where the folder cannot be written to, a place under the user's own data. (Not the
     user's cache: caches are deleted, labels must not be.)"""
     beside = root / HIDDEN
-    try:
-        refuse_link(beside)
-    except OSError as error:
-        raise MixMatchError(f"{beside}: {error.strerror}") from None
+    _refuse_links(beside)
     with suppress(OSError):
         with temporary(beside / "probe") as probe:
             probe.touch()
@@ -58,11 +56,22 @@ def home_of(root: Path) -> Path:
     return data / "mixmatch" / "labels" / digest(str(root.resolve()))
 
 
+def _refuse_links(*folders: Path) -> None:
+    try:
+        for folder in folders:
+            refuse_link(folder)
+    except OSError as error:
+        raise MixMatchError(f"cannot keep labels in {error.filename}: {error.strerror}") from None
+
+
 class Desk:
     """Everything a server needs of one folder."""
 
     def __init__(self, root: Path, home: Path, user: str, choice: Choice | None = None) -> None:
         self.root, self.home, self.user = root, home, user
+        kept = [home / name for name in ("copies", "thumbnails", "thinking", "trainings", "runs", "export")]
+        _refuse_links(home, *kept)
+        _refuse_links(*(inner for folder in kept for inner in folder.glob("*")))
         self.book = Book(root, home)
         self.view = View(self.book)
         self.pictures = Pictures(home / "thumbnails")
@@ -274,8 +283,13 @@ class Desk:
             if seq == self._written or not self._scanned.is_set():
                 return
             content = to_csv(self.book)
-        replace_durably(self.home / CSV_NAME, content)
+        try:
+            replace_durably(self.home / CSV_NAME, content)
+        except OSError as error:
+            self.view.notes["csv"] = f"{CSV_NAME} cannot be written ({error.strerror}); the labels are safe in the log"
+            return
         self._written = seq
+        self.view.notes.pop("csv", None)
 
     def _keep(self) -> None:
         while not self._ended.wait(PAUSE):
@@ -305,7 +319,7 @@ class Desk:
 def content_of(path: Path) -> str | None:
     """The hash of a file's content, None if it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path, sys.maxsize, follow=True) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:32]
     except OSError:
         return None

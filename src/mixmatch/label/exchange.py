@@ -18,9 +18,12 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from mixmatch.data.user.folder import IGNORE, Entry, Tree, label_by_folder
 from mixmatch.label.book import Book, Refused
 from mixmatch.label.state import BROKEN, NONE
+from mixmatch.storage import read_plain
 from mixmatch.text import count, from_cell, listed, to_cell
 
 CSV_NAME = "labels.csv"
+MOST_CSV = 2**29
+"""Bytes of such a file that is taken over."""
 RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 """Names that Windows keeps for itself."""
 
@@ -260,7 +263,8 @@ def take_over(book: Book, who: str, tree: Tree) -> str:
     """
     if (path := book.root / CSV_NAME).is_file():
         try:
-            found = read_csv(path.read_text(encoding="utf-8-sig"), book.listing.numbers)
+            text = read_plain(path, MOST_CSV, follow=True).decode("utf-8-sig")
+            found = read_csv(text, book.listing.numbers)
         except UnicodeDecodeError:
             raise Refused(f"{path} is not text in UTF-8") from None
         except OSError as error:

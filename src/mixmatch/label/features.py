@@ -12,7 +12,6 @@ A hundred thousand pictures take 54 MB and, besides reading them, some 20 second
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ import numpy.typing as npt
 from mixmatch.data.cache import new_file
 from mixmatch.data.user.images import parallel_map
 from mixmatch.draws import generator
+from mixmatch.label.arrays import read_arrays
 
 Pictures = npt.NDArray[np.uint8]
 """(N, 32, 32, 3), as `mixmatch.data.user.images.decode_image` reads them; for a network, a multiple of 32 pixels."""
@@ -258,15 +258,16 @@ class _Kept(NamedTuple):
     @staticmethod
     def load(path: Path) -> _Kept | None:
         """None if there is nothing, or nothing that can be used: it is computed again."""
+        file = read_arrays(path) or {}
         try:
-            with np.load(path, allow_pickle=False) as file:
-                form, total = file["numbers"].tolist()
-                if form != FORMAT:
-                    return None
-                features = Features(file["vectors"], file["fingerprints"], file["known"])
-                kept = _Kept(file["keys"], features, Projection(file["mean"], file["directions"], total))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            form, total = file["numbers"].tolist()
+            if form != FORMAT or type(total) is not int:
+                return None
+            features = Features(file["vectors"], file["fingerprints"], file["known"])
+            kept = _Kept(file["keys"], features, Projection(file["mean"], file["directions"], total))
+            number = len(kept.keys)
+        except (ValueError, KeyError, TypeError):
             return None
-        number = len(kept.keys)
         whole = [np.shape(part) for part in features] == [(number, SIZE), (number, FINGERPRINT), (number,)]
-        return kept if whole else None
+        kinds = [part.dtype.kind for part in (*features, kept.keys, file["mean"], file["directions"])]
+        return kept if whole and kinds == [*"fub", "S", *"ff"] else None

@@ -14,10 +14,13 @@ from uuid import uuid4
 
 from mixmatch.data.cache import digest
 from mixmatch.data.user.folder import Entry
-from mixmatch.storage import replace_durably
+from mixmatch.label.events import inside, whole
+from mixmatch.storage import read_json, replace_durably
 
 NAME = "listing.json"
 FORMAT = 1
+MOST = 2**30
+"""Bytes of a list that is read: some ten million files."""
 
 
 class Listing:
@@ -96,7 +99,7 @@ def load_listing(folder: Path) -> Listing:
     """The list as it was kept, or an empty one: it only saves time, and page and log know files by name, too."""
     listing = Listing()
     try:
-        content = json.loads((folder / NAME).read_bytes())
+        content = read_json(folder / NAME, MOST)
         if content["format"] != FORMAT:
             return listing
         files = content["files"]
@@ -104,9 +107,11 @@ def load_listing(folder: Path) -> Listing:
         listing.numbers = {file: n for n, file in enumerate(files)}
         if not len(files) == len(listing.sizes) == len(listing.times) == len(listing.numbers):
             return Listing()
-        listing.id, listing.changes, listing.files = str(content["listing"]), int(content["changes"]), files
+        listing.id, listing.changes, listing.files = content["listing"], content["changes"], files
         listing.gone = set(content["gone"])
-        if any(map(_leads_out, files)) or not listing.gone <= set(range(len(files))):
+        if not (_ID.fullmatch(listing.id) and whole(listing.changes) and all(map(inside, files))):
+            return Listing()
+        if not all(type(n) is int and 0 <= n < len(files) for n in listing.gone):
             return Listing()
         order = content.get("order", [])
         if sorted(order) == list(range(len(files))):
@@ -116,11 +121,7 @@ def load_listing(folder: Path) -> Listing:
     return listing
 
 
-def _leads_out(file: str) -> bool:
-    """Whether a name is not one below the folder: the list may have come with it."""
-    return file.startswith("/") or (".." in file and ".." in file.split("/"))
-
-
+_ID = re.compile(r"[0-9a-f]{1,40}")
 _DIGITS = re.compile(r"\d+")
 
 

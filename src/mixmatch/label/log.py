@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from mixmatch.errors import MixMatchError
-from mixmatch.storage import open_own, replace_durably, sync_folder, temporary
+from mixmatch.label.events import check_event
+from mixmatch.storage import open_own, read_plain, replace_durably, sync_folder, temporary
 from mixmatch.text import count, listed
 
 Event = dict[str, Any]
@@ -29,6 +30,8 @@ NAME = "log.jsonl"
 ASIDE = "set-aside.txt"
 """Beside the log: lines that could not be read, so that nothing is thrown away."""
 COPIES = "copies"
+MOST = 2**30
+"""Bytes of a log that is read: some millions of labels."""
 DAYS = 7
 """Daily copies of the log that are kept."""
 
@@ -47,7 +50,7 @@ class Log:
         self._copied = ""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._handle = open_own(self.path)
+            self._handle = open_own(self.path, most=MOST)
             sync_folder(folder)
         except OSError as error:
             raise MixMatchError(f"cannot write the labels to {folder}: {error.strerror or error}") from None
@@ -84,8 +87,9 @@ class Log:
                 event, end = parse(text)
                 if end != len(text) or type(event) is not dict or type(event["seq"]) is not int:
                     raise ValueError
+                check_event(event)
                 apply(event)
-            except (ValueError, KeyError, TypeError, RecursionError):
+            except (ValueError, KeyError, TypeError, IndexError, RecursionError):
                 damaged.append((number, line))
 
     def _report(self, damaged: Sequence[tuple[int, bytes]]) -> None:
@@ -164,14 +168,26 @@ class Log:
 
     def _aside(self) -> set[bytes]:
         path = self.folder / ASIDE
-        return set(path.read_bytes().splitlines()) if path.exists() else set()
+        try:
+            return set(read_plain(path, MOST).splitlines())
+        except OSError:
+            return set()
 
     def _set_aside(self, lines: Sequence[bytes]) -> None:
-        if lines:
-            with (self.folder / ASIDE).open("ab") as file:
-                file.write(b"".join(line + b"\n" for line in lines))
+        if not lines:
+            return
+        try:
+            with os.fdopen(open_own(self.folder / ASIDE), "ab") as file:
+                for line in lines:
+                    file.write(line)
+                    file.write(b"\n")
                 file.flush()
                 os.fsync(file.fileno())
+        except OSError as error:
+            raise MixMatchError(
+                f"{self.path} is damaged, and what cannot be read cannot be set aside in {self.folder / ASIDE}: "
+                f"{error.strerror or error}; nothing was changed"
+            ) from None
 
 
 def flush(handle: int) -> None:

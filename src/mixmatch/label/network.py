@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from mixmatch.data.cache import digest, new_file
 from mixmatch.data.user.images import parallel_map
 from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
+from mixmatch.label.arrays import read_arrays
 from mixmatch.label.features import SIDE
 from mixmatch.networks.frozen import Basic, build_frozen
 from mixmatch.networks.precision import full_fp32
@@ -75,14 +76,12 @@ class Network:
 
 def _fill(basic: Basic, read: Read, total: int, path: Path) -> None:
     """The filters kept in the file, or, if there are none or the folder has outgrown them, new ones."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            kept: dict[str, Any] = {name: torch.from_numpy(file[name]) for name in basic.state_dict()}
-            if int(file["total"]) >= min(SAMPLE, total // 2):
-                basic.load_state_dict(kept)
-                return
-    except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile):
-        pass
+    file = read_arrays(path) or {}
+    with suppress(ValueError, KeyError, TypeError, RuntimeError):
+        kept: dict[str, Any] = {name: torch.from_numpy(file[name]) for name in basic.state_dict()}
+        if int(file["total"]) >= min(SAMPLE, total // 2):
+            basic.load_state_dict(kept)
+            return
     chosen = generator(0, "label filters", 0).permutation(total)[:SAMPLE].tolist()
     pictures = [picture for picture in parallel_map(read, chosen) if picture is not None]
     if not pictures:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mixmatch.errors import MixMatchError
-from mixmatch.storage import temporary
+from mixmatch.storage import read_plain, temporary
 
 THUMB, LARGE = 256, 1600
 """Pixels of the longer side, in the grid and alone."""
@@ -95,6 +95,10 @@ def _start() -> subprocess.Popen[bytes]:
     )
 
 
+MOST_KEPT = 1 << 24
+"""Bytes of one that is read from the disk."""
+
+
 class Pictures:
     """Pictures by a key that changes with the file; made when they are first asked for."""
 
@@ -116,7 +120,7 @@ class Pictures:
             return found
         kept = self._cache / key[:2] / name  # without .jpg: a program that looks for images shall not find these
         with suppress(OSError):
-            found = kept.read_bytes()
+            found = read_plain(kept, MOST_KEPT)
             if found.startswith(b"\xff\xd8") and found.endswith(b"\xff\xd9"):
                 self._remember(name, found)
                 return found

@@ -16,7 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from mixmatch.errors import MixMatchError
-from mixmatch.storage import replace_durably
+from mixmatch.storage import read_json, read_plain, replace_durably
+
+MOST = 2**30
+"""Bytes of a question or an answer."""
+MOST_OUTPUT = 2**26
 
 
 class Program:
@@ -26,7 +30,8 @@ class Program:
         """`gently` lets everything else go first, where the system can."""
         output.parent.mkdir(parents=True, exist_ok=True)
         self.output = output
-        with output.open("wb") as file:
+        output.unlink(missing_ok=True)  # what a link leads to is not written to
+        with output.open("xb") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -66,7 +71,10 @@ class Program:
 
     def last_words(self) -> str:
         """The line that says why it failed."""
-        lines = self.output.read_text(errors="replace").strip().splitlines()
+        try:
+            lines = read_plain(self.output, MOST_OUTPUT).decode(errors="replace").strip().splitlines()
+        except OSError:
+            lines = []
         said = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")
         return said.removeprefix("error: ")[:500] or "it ended without a word"
 
@@ -76,7 +84,7 @@ def call(module: str, asked: Mapping[str, Any], folder: Path, name: str) -> tupl
     question, answer = folder / f"{name}.asked.json", folder / f"{name}.answer.json"
     folder.mkdir(parents=True, exist_ok=True)
     answer.unlink(missing_ok=True)
-    question.write_text(json.dumps(dict(asked)))
+    replace_durably(question, json.dumps(dict(asked)).encode())
     return Program([module, str(question), str(answer)], folder / f"{name}.output.txt", gently=True), answer
 
 
@@ -84,7 +92,7 @@ def answering(answer: Any) -> None:
     """The main function of such a program: `answer` gets the question and returns what goes into the file."""
     question, place = map(Path, sys.argv[1:3])
     try:
-        found = answer(json.loads(question.read_text()))
+        found = answer(read_json(question, MOST))
     except MixMatchError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -94,6 +102,6 @@ def answering(answer: Any) -> None:
 def read_answer(path: Path) -> Any:
     """What a program answered, None if it did not."""
     try:
-        return json.loads(path.read_bytes())
+        return read_json(path, MOST)
     except (OSError, ValueError):
         return None

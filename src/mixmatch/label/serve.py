@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -26,7 +27,7 @@ from mixmatch.label.desk import Desk, home_of
 from mixmatch.label.safety import Guard
 from mixmatch.label.server import make_app
 from mixmatch.label.thinking import RUN, Choice
-from mixmatch.storage import PRIVATE, read_json, replace_durably, try_lock
+from mixmatch.storage import PRIVATE, open_own, read_json, replace_durably, try_lock
 from mixmatch.text import count
 
 LOCAL = "127.0.0.1"
@@ -35,6 +36,7 @@ RECORD = "server.json"
 
 MOST_RECORD = 1 << 16
 """Bytes that it may have."""
+ADDRESS = re.compile(r"http://[A-Za-z0-9._:\[\]-]{1,255}/\?token=[A-Za-z0-9_-]{1,128}")
 
 Say = Callable[[str], None]
 
@@ -140,7 +142,7 @@ def locked(home: Path) -> Iterator[None]:
     """Hold a folder's labels against other servers; `AlreadyServed` names the one that has them."""
     try:
         home.mkdir(parents=True, exist_ok=True)
-        file = (home / "lock").open("a+")
+        file = os.fdopen(open_own(home / "lock"), "ab")
     except OSError as error:
         raise MixMatchError(f"cannot keep labels in {home}: {error.strerror or error}") from None
     with file:
@@ -160,7 +162,11 @@ def _read_record(home: Path) -> dict[str, Any]:
         record = read_json(home / RECORD, MOST_RECORD)
     except (OSError, ValueError):
         return {}
-    return record if isinstance(record, dict) else {}
+    if not isinstance(record, dict):
+        return {}
+    address = record.get("address")
+    known = isinstance(address, str) and ADDRESS.fullmatch(address)  # it is printed, and opened in the browser
+    return record | {"address": address if known else None}
 
 
 @contextmanager

@@ -27,6 +27,9 @@ FIRST = ("folder", "csv")
 STEPS = 1000
 """Steps that each person can undo."""
 
+MOST = 2**15 - 1
+"""Classes, and people: their numbers are kept in 16 bits."""
+
 RECENT = 2000
 """Events whose pictures a page can still ask for; an older page reads everything again."""
 
@@ -314,6 +317,8 @@ class State:
     def _person(self, name: str) -> int:
         number = self._who.get(name)
         if number is None:
+            if len(self.people) >= MOST:
+                raise ValueError("too many people")
             number = self._who[name] = len(self.people)
             self.people.append(Person(name))
         return number
@@ -332,6 +337,8 @@ class State:
         return self._new_class(name) if found is None else found
 
     def _new_class(self, name: str) -> LabelClass:
+        if len(self.classes) >= MOST:
+            raise ValueError("too many classes")
         taken = {c.key for c in self.classes}
         key = next((key for key in KEYS if key not in taken), None)
         self.classes.append(LabelClass(len(self.classes), name, key))

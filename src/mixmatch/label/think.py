@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mixmatch.errors import MixMatchError
 from mixmatch.label import check, features, suggest
+from mixmatch.label.arrays import read_arrays
 from mixmatch.label.embed import identities
 from mixmatch.label.program import answering, read_answer
 
@@ -74,16 +76,18 @@ def _doubts(
 
 def _of_run(path: Path, total: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None]:
     """Probabilities and features by picture, rows of NaN for those the run has not seen."""
-    with np.load(path, allow_pickle=False) as file:
-        numbers = file["numbers"]
-        seen = numbers < total
+    file = read_arrays(path)
+    if file is None:
+        raise MixMatchError(f"{path} cannot be read: train again")
+    numbers = file["numbers"]
+    seen = numbers < total
 
-        def spread(rows: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-            out = np.full((total, rows.shape[1]), np.nan, np.float32)
-            out[numbers[seen]] = rows[seen]
-            return out
+    def spread(rows: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        out = np.full((total, rows.shape[1]), np.nan, np.float32)
+        out[numbers[seen]] = rows[seen]
+        return out
 
-        return spread(file["probabilities"]), spread(file["features"]) if "features" in file else None
+    return spread(file["probabilities"]), spread(file["features"]) if "features" in file else None
 
 
 if __name__ == "__main__":

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mixmatch.data.cache import new_file
 from mixmatch.errors import MixMatchError, unknown
 from mixmatch.label.listing import NAME as LISTING
-from mixmatch.label.program import Program, call, read_answer
+from mixmatch.label.program import MOST_OUTPUT, Program, call, read_answer
 from mixmatch.label.state import UNLABELED
 from mixmatch.label.view import EXAM, GONE, TEST, UNREADABLE, Body, View
+from mixmatch.storage import read_plain
 
 AHEAD = 200
 """Suggestions that are made at once; pages take them as they need them."""
@@ -122,7 +124,7 @@ class Thinking:
     def _done(self) -> str:
         """How many pictures have been looked at, where that is known."""
         try:
-            lines = (self._folder / "features.output.txt").read_text().splitlines()
+            lines = read_plain(self._folder / "features.output.txt", MOST_OUTPUT).decode(errors="replace").splitlines()
         except OSError:
             return ""
         return f" ({lines[-1]})" if lines else ""
@@ -202,7 +204,8 @@ class Thinking:
             }
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{what}.npz"
-        np.savez(path, **arrays)
+        with new_file(path, "a question about pictures", "ask again") as part, part.open("xb") as file:
+            np.savez(file, **arrays)
         return self._answer("mixmatch.label.think", what, asked | {"arrays": str(path)}) | about
 
     def _guesses(self, run: str) -> str:

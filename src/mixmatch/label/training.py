@@ -16,14 +16,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mixmatch import __version__
 from mixmatch.errors import MixMatchError
+from mixmatch.label.arrays import read_arrays
 from mixmatch.label.book import Refused
 from mixmatch.label.course import (
     AT_WORK,
     EVERY,
+    METHOD,
+    RUN,
     check_enough,
     checked,
     checked_about,
@@ -34,6 +35,7 @@ from mixmatch.label.course import (
     read_lines,
     share,
 )
+from mixmatch.label.events import number
 from mixmatch.label.exchange import labeled, to_csv
 from mixmatch.label.listing import NAME as LISTING
 from mixmatch.label.pictures import Busy
@@ -209,9 +211,11 @@ class Trainings:
             return []  # a fifth of labels that were chosen says nothing about the folder
         points = []
         for line in read_lines(self.home / "runs" / run / "metrics.jsonl"):
-            if (error := line.get("test_error")) is not None:
+            error: Any = line.get("test_error")
+            if number(error) and 0 <= error <= 100:
+                loss = line.get("loss")
                 point = share(round(error * about["tests"] / 100), about["tests"])
-                points.append({"step": line["step"], **point, "loss": line.get("loss")})
+                points.append({"step": line["step"], **point, "loss": loss if number(loss) else None})
         return points
 
     def _methods(self) -> list[str]:
@@ -221,7 +225,8 @@ class Trainings:
             if self._asking is None and not path.exists():
                 self._asking = Program(["mixmatch", "methods", "--json"], path, gently=True)
             found = read_answer(path)
-            if isinstance(found, list | dict) and (names := [name_of(method) for method in found]):
+            names = [name_of(method) for method in found] if isinstance(found, list | dict) else []
+            if names and all(map(METHOD.fullmatch, names)):
                 self._known_methods = names
         return self._known_methods
 
@@ -237,8 +242,8 @@ class Trainings:
             check_enough(pictures)
             content, seq = to_csv(self.book), self.book.state.seq
             self.book.listing.save(self.home)
-        number = 1 + max((int(run[4:]) for run in self._about), default=0)
-        run = f"run-{number:04}"
+        there = [path.name for part in ("trainings", "runs") for path in (self.home / part).glob("run-*")]
+        run = f"run-{1 + max((int(name[4:]) for name in there if RUN.fullmatch(name)), default=0):04}"
         self._folder(run).mkdir(parents=True, exist_ok=True)
         replace_durably(self._folder(run) / "labels.csv", content)
         tests = sum(picture.is_test for picture in pictures)
@@ -342,17 +347,20 @@ class Trainings:
         about = self._about[run]
         if about.get("listing") != self.book.listing.id:
             return False
-        try:
-            with np.load(self._folder(run) / "guesses.npz", allow_pickle=False) as file:
-                numbers, probabilities = file["numbers"], file["probabilities"]
-        except (OSError, ValueError, KeyError):
+        arrays = read_arrays(self._folder(run) / "guesses.npz") or {}
+        numbers, probabilities = arrays.get("numbers"), arrays.get("probabilities")
+        classes = about.get("classes", [])
+        if numbers is None or probabilities is None or numbers.ndim != 1 or numbers.dtype.kind != "i":
+            return False
+        if probabilities.shape != (len(numbers), len(classes)) or probabilities.dtype.kind != "f":
+            return False
+        if not ((numbers >= 0) & (numbers < len(self.book.listing))).all() or not classes:
+            return False
+        if not ((probabilities >= 0) & (probabilities <= 1)).all():
             return False
         with self.book.lock:
             self.view.grow()
-            fits = probabilities.shape == (len(numbers), len(about.get("classes", ())))
-            if not fits or numbers.max(initial=-1) >= len(self.book.listing) or numbers.min(initial=0) < 0:
-                return False
-            self.view.show_guesses(Guesses(run, about["classes"], numbers, probabilities))
+            self.view.show_guesses(Guesses(run, classes, numbers, probabilities))
         return True
 
     def _end_orphan(self, run: str, about: Body) -> None:

@@ -37,7 +37,7 @@ class Guesses:
     """What a run guesses of each picture: probabilities (N, L), with the classes' names."""
 
     def __init__(
-        self, run: str, classes: Sequence[str], numbers: Sequence[int], probabilities: npt.NDArray[Any]
+        self, run: str, classes: Sequence[str], numbers: npt.ArrayLike, probabilities: npt.NDArray[Any]
     ) -> None:
         self.run, self.classes = run, list(classes)
         self.numbers = np.asarray(numbers, np.int64)

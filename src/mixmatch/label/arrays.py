@@ -1,0 +1,29 @@
+"""Arrays that are kept beside the labels, read with care: the folder may come from anyone."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mixmatch.storage import open_plain
+
+MOST = 2**33
+"""Bytes, packed or not."""
+
+
+def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]] | None:
+    """The arrays of a .npz file by name. None if there is none, or none that can be read: it is made again."""
+    try:
+        with open_plain(path, MOST) as file:
+            with zipfile.ZipFile(file) as packed:
+                if sum(member.file_size for member in packed.infolist()) > MOST:
+                    return None
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                return {name: arrays[name] for name in arrays.files}
+    except Exception:  # a damaged file makes zipfile, zlib and NumPy raise nearly everything
+        return None
