@@ -11,10 +11,16 @@ class PrivacyError(MixMatchError, ValueError):
     """A parameter or a file that would make the privacy guarantee meaningless. Nothing has been charged."""
 
 
+LEAST, MOST = 1e-12, 1e12
+"""Between these costs can be computed; no use is known for what is beyond."""
+
+
 def positive(name: str, value: float) -> float:
-    """`value`, if it is a positive finite number."""
+    """`value`, if it is a positive number whose square is one, too."""
     if not (math.isfinite(value) and value > 0):
         raise PrivacyError(f"{name} is {value:g}: it must be a positive number")
+    if not LEAST <= value <= MOST:
+        raise PrivacyError(f"{name} is {value:g}: it must lie between {LEAST:g} and {MOST:g}")
     return float(value)
 
 
