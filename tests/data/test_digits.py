@@ -9,10 +9,15 @@ import pytest
 from sklearn.datasets import load_digits
 
 from mixmatch.data import SOURCES, load
+from mixmatch.data.published import digits
 from mixmatch.errors import MixMatchError
 
 
-def test_digits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["this", "another"])
+def test_digits(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also from a version of scikit-learn that keeps its file elsewhere."""
+    if version == "another":
+        monkeypatch.setattr(digits, "find_spec", lambda name: None)
     source = load("digits", tmp_path / "nothing", download=False)
     bunch = load_digits()
     expected = [[round(value * 255 / 16) for value in row] for row in bunch.data]

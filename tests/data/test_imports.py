@@ -13,6 +13,7 @@ PROGRAM = """if True:
     before = set(sys.modules)
     import mixmatch.measure, mixmatch.label.check, mixmatch.label.features, mixmatch.label.suggest
     import mixmatch.data, mixmatch.data.opened, mixmatch.data.split, mixmatch.data.user.check
+    mixmatch.data.load("digits")
     print(*{"torch", "scipy", "sklearn", "requests"} & (set(sys.modules) - before))
 """
 
