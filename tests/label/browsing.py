@@ -103,7 +103,7 @@ class Watched:
         self.page.on("console", lambda m: self.errors.append(m.text) if m.type in ("error", "warning") else None)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.set_default_timeout(15_000)
+        self.page.set_default_timeout(60_000)  # bounds failures alone: a busy machine is slow
         self.page.goto(address)
 
     def check(self, *expected: str) -> None:

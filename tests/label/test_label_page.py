@@ -237,6 +237,37 @@ def test_waiting_labels_find_their_pictures_by_name(tmp_path: Path, serve: Open,
     assert server.labels() == expected
 
 
+def test_a_late_list_takes_no_label_away(tmp_path: Path, serve: Open, visit: Open) -> None:
+    """All pictures are read anew while somebody labels: the answer is older than the labels given meanwhile."""
+    server = serve(digits(tmp_path / "photos", 3))
+    watched = visit(server.address)
+    page, keys = watched.page, watched.page.keyboard
+    name_classes(page, "a", "b")
+    page.locator("#filter").select_option("all")
+    page.locator("#grid").focus()
+    late = []
+    page.route("**/api/images?from=0", lambda route: late.append((route, route.fetch())))
+    shutil.copy(server.folder / "000-a.png", server.folder / "zzz-a.png")
+    page.locator("#more").click()
+    page.get_by_role("menuitem", name="Look for new files").click()
+    page.locator("#total", has_text="7 pictures").wait_for()
+    for _ in range(500):
+        if late:
+            break
+        page.wait_for_timeout(20)
+    page.route("**/api/changes**", lambda route: None)  # nothing else tells the page what it lost
+    page.locator("#grid").focus()
+    keys.press("1")
+    keys.press("2")
+    saved(page)
+    route, answer = late.pop()
+    route.fulfill(response=answer)
+    page.locator("#grid-6").wait_for()  # the new list is there
+    assert [page.locator(f"#grid-{i} .tag").inner_text() for i in range(3)] == ["a", "b", ""]
+    watched.check()
+    assert list(server.labels().values()) == ["a", "b"]
+
+
 def test_a_full_disk(tmp_path: Path, serve: Open, visit: Open) -> None:
     server = serve(digits(tmp_path / "photos", 2))
     watched = visit(server.address)
@@ -308,6 +339,8 @@ def test_exam_training_and_guesses(tmp_path: Path, serve: Open, visit: Open) -> 
 
     page.locator("#say-exam").get_by_text("Draw 12 pictures").click()
     page.locator("#say-exam-here").wait_for()
+    page.route("**/api/exam", lambda route: None)  # never answered again: the exam needs no further question
+    keys.press("End")  # begun at its end, it goes on at its start
     label(12)  # then the page goes on to what it suggests
     page.locator("#exam-count", has_text="12 of 12").wait_for()
     page.locator("#filter >> option:checked", has_text="Suggested next").wait_for(state="attached")

@@ -169,7 +169,8 @@ class Desk:
             except MixMatchError as error:
                 self.view.notes["scan"] = str(error)
             finally:
-                self.view.scanning = False
+                with self.book.lock:
+                    self.view.scanning, self.view.found = False, len(self.book.listing)
                 self._scanned.set()
             self._rescan.wait()
 

@@ -51,6 +51,8 @@ class View:
     def __init__(self, book: Book) -> None:
         self.book = book
         self.scanning = False
+        self.found: int | None = None
+        """Pictures that the last whole scan had found."""
         self.notes: dict[str, str] = {}
         """Things to show once, by a key."""
         self.training: Callable[[], Body] = dict
@@ -176,14 +178,15 @@ class View:
     def generation(self) -> str:
         """Another text means that all pictures should be read again."""
         run = "" if self.guesses is None else self.guesses.run
-        return f"{self.book.listing.version}:{run}"
+        return f"{self.book.listing.version}:{self.found}:{run}"
 
     def images(self, first: int) -> Body:
         """The columns from a number on."""
         self.grow()
         listing = self.book.listing
-        # While files are still being found, a page gets some soon rather than all later.
-        end = min(len(listing), first + AT_ONCE) if self.scanning else len(listing)
+        # While files are found for the first time, a page gets some soon rather than all later.
+        partly = self.scanning and self.found is None
+        end = min(len(listing), first + AT_ONCE) if partly else len(listing)
         body: Body = {
             "listing": listing.id,
             "version": listing.version,
@@ -191,13 +194,13 @@ class View:
             "seq": self.book.state.seq,
             "from": first,
             "total": max(first, end),
-            "scanning": self.scanning,
+            "scanning": partly,
             "name": self._shown_names()[first:end],
         }
         for name in ("label", "who", "flags", "guess", "sure"):
             body[name] = self.column(name)[first:end].tolist()
         if first == 0:
-            body["order"] = None if self.scanning else listing.in_order()
+            body["order"] = None if partly else listing.in_order()
         return body
 
     def etag(self, first: int) -> str:

@@ -82,7 +82,7 @@ $("#more").addEventListener("click", () =>
 async function rescan() {
   try {
     store.absorb(await post("/api/rescan", {}));
-    toast(`${count(store.state.total, "picture")} in the folder`);
+    toast("Looking for new files …");
   } catch (refused) {
     toast(refused.message);
   }

@@ -186,8 +186,13 @@ export class Bench {
       for (index = grid.items.length - 1; index > 0 && !labeled.has(grid.items[index]); index--);
     }
     let next = index + 1;
-    if (view.advance === "unlabeled")
-      while (next < grid.items.length && store.value(grid.items[next]) !== UNLABELED) next++;
+    if (view.advance === "unlabeled") {
+      const { items } = grid;
+      const free = (n) => store.value(n) === UNLABELED;
+      while (next < items.length && !free(items[next])) next++;
+      if (next === items.length) next = items.findIndex(free); // what was passed over, from the start
+      if (next < 0) next = items.length;
+    }
     if (next >= grid.items.length) {
       this.holding = Boolean(view.finished?.()); // until the next list is there keys label nothing
       if (targets.length === 1) grid.go(Math.min(index, grid.items.length - 1));

@@ -233,8 +233,7 @@ export class LabelView {
   // The end of the list. Says whether another one is on its way.
   finished() {
     if (this.filter === "next") this.go("next");
-    else if (this.filter === "exam")
-      this.go(this.exam.some((n) => this.store.value(n) === UNLABELED) ? "exam" : "next");
+    else if (this.filter === "exam") this.go("next");
     else toast("That was the last one in this list.");
     return ["next", "exam"].includes(this.filter);
   }

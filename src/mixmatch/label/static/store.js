@@ -62,6 +62,7 @@ export class Store {
 
   // The folder is still being read: pictures come as they are found, and are put in order at the end.
   async grow() {
+    this.growing = true;
     try {
       for (;;) {
         await new Promise((wake) => setTimeout(wake, 250));
@@ -71,28 +72,39 @@ export class Store {
         if (more.name.length) this.columns(more);
         this.tell();
       }
-      this.columns(await get("/api/images?from=0"));
-      this.tell();
-      return true;
+      return await this.reload();
     } catch {
       this.images = null; // the next poll fetches all of it
       return false;
+    } finally {
+      this.growing = false;
     }
   }
 
-  async reload() {
-    if (this.reloading) return;
-    this.reloading = true;
+  // All pictures anew. Says whether they are there.
+  reload() {
+    this.reloading ??= this.fetchAll().finally(() => (this.reloading = null));
+    return this.reloading;
+  }
+
+  async fetchAll() {
+    this.meanwhile = [];
     try {
       const images = await get("/api/images?from=0");
       if (images.listing !== this.listing) return void this.moved();
       this.columns(images);
-      this.seq = images.seq;
+      // What was answered while the pictures were on their way may be newer than they are.
+      const newer = this.meanwhile.filter((body) => body.seq > images.seq);
+      for (const body of newer) this.put(body.pictures);
+      if (newer.some((body) => body.reset)) this.images = null; // the next poll fetches all of it again
+      this.seq = Math.max(this.seq, images.seq);
       this.tell();
+      return true;
     } catch {
       this.images = null;
+      return false;
     } finally {
-      this.reloading = false;
+      this.meanwhile = null;
     }
   }
 
@@ -100,18 +112,24 @@ export class Store {
   absorb(body) {
     if (body.listing !== this.listing) return void this.moved();
     if (body.seq < this.seq) return;
-    const { pictures } = body;
+    this.put(body.pictures);
+    this.meanwhile?.push(body);
+    this.state = body;
+    this.seq = body.seq;
+    this.version = body.version ?? this.version;
+    if (!this.growing && (body.reset || body.images !== this.images)) this.reload();
+    this.tell();
+  }
+
+  // Pictures that this page does not have yet come later, with their labels.
+  put(pictures) {
     for (let i = 0; pictures && i < pictures.n.length; i++) {
       const n = pictures.n[i];
+      if (n >= this.name.length) continue;
       this.label[n] = pictures.label[i];
       this.who[n] = pictures.who[i];
       this.flags[n] = pictures.flags[i];
     }
-    this.state = body;
-    this.seq = body.seq;
-    this.version = body.version ?? this.version;
-    if (body.reset || body.images !== this.images) this.reload();
-    this.tell();
   }
 
   // ----------------------------------------------------------------------------------------------------- questions
