@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from mixmatch.settings import Schedule, Settings
+
+Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
 
 def build_optimizer(network: nn.Module, settings: Settings, rate: Tensor | None = None) -> torch.optim.Optimizer:
@@ -26,12 +30,21 @@ def build_optimizer(network: nn.Module, settings: Settings, rate: Tensor | None 
     groups = [group for group in groups if group["params"]]
     lr = settings.learning_rate if rate is None else rate
     if settings.optimizer == "sgd":
-        sgd = torch.optim.SGD(groups, lr, momentum=settings.momentum, nesterov=settings.momentum > 0, fused=True)
+        sgd = _light(torch.optim.SGD)(groups, lr, momentum=settings.momentum, nesterov=settings.momentum > 0, fused=True)
         if settings.momentum > 0:  # zeros are what it begins with; it cannot make them for some parameters later
             for p in parameters:
                 sgd.state[p]["momentum_buffer"] = torch.zeros_like(p)
         return sgd
-    return torch.optim.AdamW(groups, lr, fused=True, capturable=rate is not None)
+    return _light(torch.optim.AdamW)(groups, lr, fused=True, capturable=rate is not None)
+
+
+def _light(kind: type[Kind]) -> type[Kind]:
+    """An optimizer that does not import PyTorch's compiler, which takes a third of the time a run needs to start.
+
+    PyTorch wraps these methods for code that is compiled. Here they never are; `step` still needs no gradients.
+    """
+    plain = {name: inspect.unwrap(getattr(kind, name)) for name in ("add_param_group", "zero_grad", "step")}
+    return cast("type[Kind]", type(kind.__name__, (kind,), plain | {"step": torch.no_grad()(plain["step"])}))
 
 
 def learning_rate(schedule: Schedule, base: float, step: int, total: int) -> float:
