@@ -30,8 +30,9 @@ def build_optimizer(network: nn.Module, settings: Settings, rate: Tensor | None 
     groups = [group for group in groups if group["params"]]
     lr = settings.learning_rate if rate is None else rate
     if settings.optimizer == "sgd":
-        sgd = _light(torch.optim.SGD)(groups, lr, momentum=settings.momentum, nesterov=settings.momentum > 0, fused=True)
-        if settings.momentum > 0:  # zeros are what it begins with; it cannot make them for some parameters later
+        momentum = settings.momentum
+        sgd = _light(torch.optim.SGD)(groups, lr, momentum=momentum, nesterov=momentum > 0, fused=True)
+        if momentum > 0:  # zeros are what it begins with; it cannot make them for some parameters later
             for p in parameters:
                 sgd.state[p]["momentum_buffer"] = torch.zeros_like(p)
         return sgd
