@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -9,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import pytest
 
@@ -58,26 +60,39 @@ def run(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., Result]:
     return run
 
 
+@pytest.fixture(scope="session")
+def here() -> Callable[..., Result]:
+    """Run `mixmatch ...` in this process: a start costs seconds. With a `stream`, both outputs are written there."""
+
+    def here(*arguments: object, cwd: Path | None = None, stream: TextIO | None = None) -> Result:
+        out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="", write_through=True) for _ in range(2))
+        code = None
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.redirect_stdout(stream or out),
+            contextlib.redirect_stderr(stream or err),
+        ):
+            patch.setenv("MIXMATCH_OFFLINE", "1")
+            patch.delenv("MIXMATCH_DATA", raising=False)
+            patch.setattr(sys, "argv", ["mixmatch", *map(str, arguments)])
+            if cwd is not None:
+                patch.chdir(cwd)
+            try:
+                main()
+            except SystemExit as stopped:
+                code = stopped.code
+        said = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
+        return Result(int(code or 0), *said)
+
+    return here
+
+
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Result]:
-    """Run `mixmatch ...` in this process and in an empty folder: a start costs seconds."""
-    monkeypatch.setenv("MIXMATCH_OFFLINE", "1")
-    monkeypatch.delenv("MIXMATCH_DATA", raising=False)
+def call(here: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
+    """The same, in an empty folder if nothing else is said."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-
-    def call(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["mixmatch", *map(str, arguments)])
-        capsys.readouterr()
-        code: int | str | None = 0
-        try:
-            main()
-        except SystemExit as stopped:
-            code = stopped.code
-        out, err = capsys.readouterr()
-        return Result(int(code or 0), out, err)
-
-    return call
+    return here
 
 
 @pytest.fixture(scope="session")

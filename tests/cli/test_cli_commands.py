@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -149,14 +148,13 @@ def test_defaults_are_shown_where_they_are_fixed(call: Call) -> None:
         ("compare x --se", ["--seeds"]),
     ],
 )
-def test_completion(typed: str, offered: list[str]) -> None:
+def test_completion(typed: str, offered: list[str], call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """As bash asks for it: commands and options, of commands that are imported only then."""
     words = ["mixmatch", *typed.split(" ")]
     asked = {"_MIXMATCH_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
-    done = subprocess.run(
-        [sys.executable, "-m", "mixmatch"], env=os.environ | asked, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == offered
+    for name, value in asked.items():
+        monkeypatch.setenv(name, value)
+    assert call().out.split() == offered
 
 
 def test_completion_can_be_installed(call: Call) -> None:

@@ -17,10 +17,10 @@ COMPARE = ["compare", "digits", "--steps", 6, "--batch-size", 8]
 
 
 @pytest.fixture(scope="module")
-def compared(run: Call, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def compared(here: Call, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """Both methods with two seeds, in the default folder."""
-    here = tmp_path_factory.mktemp("compare")
-    return here / "runs/compare-digits", run(*COMPARE, "--seeds", 1, 2, cwd=here)
+    folder = tmp_path_factory.mktemp("compare")
+    return folder / "runs/compare-digits", here(*COMPARE, "--seeds", 1, 2, cwd=folder)
 
 
 def test_table_and_picture(compared: tuple[Path, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -35,9 +36,9 @@ def check(result: Any, *said: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def finished(run: Call, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(here: Call, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished") / "run"
-    result = run("train", "digits", *SHORT, "--out", folder)
+    result = here("train", "digits", *SHORT, "--out", folder)
     assert result.code == 0, result.err
     return folder
 
@@ -161,10 +162,10 @@ def test_folder_without_permission(mode: int, call: Call, tmp_path: Path) -> Non
         folder.chmod(0o755)
 
 
-def test_loss_that_is_not_finite(run: Call, tmp_path: Path) -> None:
+def test_loss_that_is_not_finite(call: Call, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train = ["train", "digits", "--learning-rate", 1e20, "--steps", 9, "--checkpoint-every", 1, "--batch-size", 8]
-    result = run(*train, "--out", folder)
+    result = call(*train, "--out", folder)
     assert (result.code, result.out) == (2, "")
     last = result.err.splitlines()[-1]
     found = re.fullmatch(
@@ -182,15 +183,22 @@ def test_loss_that_is_not_finite(run: Call, tmp_path: Path) -> None:
     assert not (folder / "model.safetensors").exists()
 
 
-def limited(size: int) -> Callable[[], None]:
+@contextlib.contextmanager
+def limited(size: int) -> Iterator[None]:
     """No file may grow beyond `size` bytes: writing fails as on a full disk."""
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_full_disk(finished: Path, half_done: Path, run: Call, different: Callable[..., Any]) -> None:
+def test_full_disk(finished: Path, half_done: Path, call: Call, different: Callable[..., Any]) -> None:
     weights = (finished / "checkpoint/step-00000010/weights.safetensors").stat().st_size
     train = ["train", "digits", *SHORT, "--out", half_done, "--resume"]
-    result = run(*train, preexec_fn=limited(weights + 1000))  # the optimizer's file is twice as large
+    with limited(weights + 1000):  # the optimizer's file is twice as large
+        result = call(*train)
     assert (result.code, result.out) == (2, "")
     assert result.err.splitlines()[-1] == (
         f"error: cannot write to {half_done} (File too large): the last checkpoint, step 5, is intact; make room, "
@@ -198,20 +206,22 @@ def test_full_disk(finished: Path, half_done: Path, run: Call, different: Callab
     )
     assert "Traceback" not in result.err
     assert [path.name for path in (half_done / "checkpoint").iterdir()] == ["step-00000005"]
-    result = run(*train)
+    result = call(*train)
     assert result.code == 0, result.err
     assert different(finished, half_done) == []
 
 
-def test_full_disk_at_the_start_and_at_the_end(finished: Path, run: Call, tmp_path: Path) -> None:
+def test_full_disk_at_the_start_and_at_the_end(finished: Path, call: Call, tmp_path: Path) -> None:
     folder = tmp_path / "new"
-    result = run("train", "digits", *SHORT, "--out", folder, preexec_fn=limited(500))
+    with limited(500):
+        result = call("train", "digits", *SHORT, "--out", folder)
     check(result, f"cannot write to {folder} (File too large)")
     assert sorted(path.name for path in folder.iterdir()) == [".attempt", ".lock"]  # nothing of the run
     folder = shutil.copytree(finished, tmp_path / "copy")
     (folder / "result.json").unlink()
     (folder / "model.safetensors").unlink()
-    result = run("train", "digits", *SHORT, "--out", folder, "--resume", "--quiet", preexec_fn=limited(100_000))
+    with limited(100_000):
+        result = call("train", "digits", *SHORT, "--out", folder, "--resume", "--quiet")
     check(result, f"cannot write to {folder} (File too large): make room, then continue with --resume")
     assert not list(folder.glob("*model*"))
     assert mixmatch.load(folder).classes == tuple("0123456789")  # from the checkpoint

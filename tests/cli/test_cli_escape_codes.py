@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from terminals import Terminal
 
 import mixmatch
 from mixmatch.errors import MixMatchError
@@ -73,46 +71,18 @@ def test_errors_and_warnings_in_python(photos: Path, trained: Path) -> None:
     assert TITLE not in str(warned[0].message)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 def test_a_terminal(photos: Path, trained: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Findings and predictions, where rich writes escape codes of its own. Programs get names as they are."""
     monkeypatch.setenv("TERM", "xterm")
     for command in (("data", "check", photos, "--no-trial"), ("predict", trained, photos / CAT)):
-        with on_terminal(monkeypatch) as seen:
-            call(*command)
-        assert r"\x1b]0;owned" in seen[0]
+        terminal = Terminal()
+        with os.fdopen(os.dup(terminal.end), "w") as stream:
+            call(*command, stream=stream)
+        seen = terminal.read()
+        assert r"\x1b]0;owned" in seen
         for code in HOSTILE[:3]:
-            assert code not in seen[0]
+            assert code not in seen
     assert f"{CAT}/0{TITLE}{BIDI}\x9b.png" in call("predict", trained, photos / CAT).out
-
-
-@contextmanager
-def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What a terminal gets, once all is written."""
-    import pty
-
-    ours, theirs = pty.openpty()
-    seen: list[str] = []
-    reader = threading.Thread(target=lambda: seen.append(_all_of(ours)))
-    reader.start()
-    with monkeypatch.context() as patch, os.fdopen(theirs, "w") as terminal:
-        patch.setattr(sys, "stdout", terminal)
-        patch.setattr(sys, "stderr", terminal)
-        yield seen
-    reader.join(timeout=60)
-    os.close(ours)
-
-
-def _all_of(terminal: int) -> str:
-    found = b""
-    while True:
-        try:
-            piece = os.read(terminal, 65536)
-        except OSError:  # how Linux says that the other side is closed
-            piece = b""
-        if not piece:
-            return found.decode()
-        found += piece
 
 
 def test_other_scripts_stay(tmp_path: Path, photos: Path, call: Call) -> None:

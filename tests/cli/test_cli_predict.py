@@ -8,8 +8,6 @@ import io
 import json
 import os
 import re
-import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
+from terminals import Terminal
 
 import mixmatch
 from mixmatch.cli import predict as command
@@ -30,10 +29,10 @@ PIXELS = np.rint(load_digits().images * (255 / 16)).astype(np.uint8)
 
 
 @pytest.fixture(scope="module")
-def trained(run: Call, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(here: Call, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "run"
     options = ["--steps", 45, "--eval-every", 20, "--learning-rate", 0.01, "--ema-decay", 0.9, "--labels", 100]
-    result = run("train", "digits", *options, "--method", "supervised", "--out", folder, "--quiet")
+    result = here("train", "digits", *options, "--method", "supervised", "--out", folder, "--quiet")
     assert result.code == 0, result.err
     return folder
 
@@ -137,7 +136,7 @@ def test_every_kind_of_image(trained: Path, call: Call, tmp_path: Path) -> None:
     assert not np.allclose(rows[str(tmp_path / "best.jpg")], expected, atol=1e-9)  # it was lossy
 
 
-def test_unreadable_files(trained: Path, run: Call, call: Call, tmp_path: Path) -> None:
+def test_unreadable_files(trained: Path, call: Call, tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     photos.mkdir()
     Image.fromarray(PIXELS[0]).save(photos / "b.png")
@@ -147,7 +146,7 @@ def test_unreadable_files(trained: Path, run: Call, call: Call, tmp_path: Path) 
     noise = np.random.default_rng(1).integers(0, 256, (99, 99), np.uint8)
     Image.fromarray(noise).save(tmp_path / "whole.png")
     (photos / "d.png").write_bytes((tmp_path / "whole.png").read_bytes()[:2000])
-    result = run("predict", trained, photos)
+    result = call("predict", trained, photos)
     assert result.code == 1
     rows = list(csv.reader(io.StringIO(result.out)))[1:]
     assert [row[0] for row in rows] == [str(photos / "b.png"), str(photos / "z.png")]
@@ -276,44 +275,23 @@ def test_parquet(trained: Path, photos: Path, call: Call, tmp_path: Path, monkey
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["p.parquet"]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 def test_bar_on_a_terminal(trained: Path, photos: Path, start: Call, tmp_path: Path) -> None:
     """Standard error is a terminal: a bar with files, speed and time; standard output stays as it is without."""
-    import pty
-
-    ours, theirs = pty.openpty()
+    terminal = Terminal()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "100", "NO_COLOR": "1"}
-    process = start("predict", trained, photos, stderr=theirs, env=environment)
-    os.close(theirs)
-    seen: list[bytes] = []
-    reader = threading.Thread(target=lambda: seen.append(_all_of(ours)))
-    reader.start()
+    process = start("predict", trained, photos, stderr=terminal.end, env=environment)
     out, _ = process.communicate(timeout=300)
-    reader.join(timeout=60)
-    os.close(ours)
     assert process.returncode == 1
     assert len(list(csv.reader(io.StringIO(out)))) == 601
     assert "\x1b" not in out
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen[0].decode())
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.read())
     assert re.search(r"predicting .* 604/604 files +[\d,]+ images/s +\d+:\d\d:\d\d", text), text
     assert text.count("warning: cannot read") == 4
 
 
-def _all_of(terminal: int) -> bytes:
-    found = b""
-    while True:
-        try:
-            piece = os.read(terminal, 65536)
-        except OSError:  # how Linux says that the other side is closed
-            return found
-        if not piece:
-            return found
-        found += piece
-
-
-def test_evaluate(trained: Path, run: Call, call: Call) -> None:
+def test_evaluate(trained: Path, call: Call) -> None:
     last = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
-    result = run("evaluate", trained, "--json")
+    result = call("evaluate", trained, "--json")
     assert (result.code, result.err) == (0, "")
     answer = json.loads(result.out)
     assert answer["error"] == last["test_error"]

@@ -25,10 +25,10 @@ Different = Callable[[Path, Path], list[str]]
 
 
 @pytest.fixture(scope="module")
-def reference(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reference(here: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nobody stopped."""
     folder = tmp_path_factory.mktemp("reference") / "run"
-    result = run(*TRAIN, "--out", folder)
+    result = here(*TRAIN, "--out", folder)
     assert result.code == 0, result.err
     return folder
 
@@ -79,7 +79,7 @@ def test_killed_three_times(reference: Path, start: Start, run: Run, different: 
 
 
 def test_signals_and_a_second_process(
-    reference: Path, start: Start, run: Run, call: Run, different: Different, tmp_path: Path
+    reference: Path, start: Start, call: Run, different: Different, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     reached = 0
@@ -101,12 +101,12 @@ def test_signals_and_a_second_process(
         assert 0 < reached < STEPS
         assert err.splitlines()[-1] == f"stopped at step {reached}, which is saved: continue with --resume"
         assert "Traceback" not in err
-    result = run(*TRAIN, "--out", folder, "--resume")
+    result = call(*TRAIN, "--out", folder, "--resume")
     assert result.code == 0, result.err
     assert different(reference, folder) == []
 
 
-def test_damaged_checkpoint(reference: Path, unfinished: Path, call: Run, run: Run, different: Different) -> None:
+def test_damaged_checkpoint(reference: Path, unfinished: Path, call: Run, different: Different) -> None:
     damaged = unfinished / f"checkpoint/step-{STEPS:08d}/optimizer.safetensors"
     content = bytearray(damaged.read_bytes())
     content[-1] ^= 1
@@ -122,7 +122,7 @@ def test_damaged_checkpoint(reference: Path, unfinished: Path, call: Run, run: R
     assert unknown.code == 2
     assert "no checkpoint 'step-7'" in unknown.err
     assert older in unknown.err
-    result = run(*TRAIN, "--out", unfinished, "--resume", "--checkpoint", older)
+    result = call(*TRAIN, "--out", unfinished, "--resume", "--checkpoint", older)
     assert result.code == 0, result.err
     assert f"resumed at step {STEPS - 5} of {STEPS}" in result.err
     assert different(reference, unfinished) == []
@@ -135,14 +135,14 @@ class Dies(Quiet):
         raise KeyboardInterrupt
 
 
-def test_going_back_and_dying(reference: Path, run: Run, different: Different, tmp_path: Path) -> None:
+def test_going_back_and_dying(reference: Path, call: Run, different: Different, tmp_path: Path) -> None:
     """Who goes back to an older checkpoint of a finished run and is stopped again goes on from there."""
     folder = shutil.copytree(reference, tmp_path / "copy")
     with pytest.raises(KeyboardInterrupt):
         mixmatch.train("digits", out=folder, resume=True, checkpoint=f"step-{STEPS - 5:08d}", reporter=Dies())
     assert newest(folder) == STEPS - 5
     assert not (folder / "result.json").exists()
-    result = run("train", "digits", "--out", folder, "--resume", "--checkpoint-every", 5)
+    result = call("train", "digits", "--out", folder, "--resume", "--checkpoint-every", 5)
     assert result.code == 0, result.err
     assert different(reference, folder) == []
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import pty
 import re
 import shutil
-import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from terminals import Terminal
 
 from mixmatch import methods
 from mixmatch.cli.train import build
@@ -96,7 +95,7 @@ def test_finished_run_is_kept(finished: tuple[Path, Any], call: Callable[..., An
 
 
 def test_resume_continues(
-    finished: tuple[Path, Any], run: Callable[..., Any], different: Callable[..., Any], tmp_path: Path
+    finished: tuple[Path, Any], call: Callable[..., Any], different: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Settings need not be told again, and the end is the same."""
     folder, _ = finished
@@ -104,14 +103,14 @@ def test_resume_continues(
     shutil.rmtree(copy / "checkpoint/step-00000012")
     for name in ("result.json", "model.safetensors"):
         (copy / name).unlink()
-    result = run("train", "digits", "--out", copy, "--resume")
+    result = call("train", "digits", "--out", copy, "--resume")
     assert result.code == 0, result.err
     assert "resumed at step 10 of 12" in result.err
     assert different(folder, copy) == []
 
 
-def test_quiet_text_and_all_labels(run: Callable[..., Any], tmp_path: Path) -> None:
-    result = run(
+def test_quiet_text_and_all_labels(call: Callable[..., Any], tmp_path: Path) -> None:
+    result = call(
         "train", "digits", "--method", "supervised", "--labels", "all", "--steps", 4, "--valid", 97, "--quiet",
         "--out", tmp_path / "run",
     )  # fmt: skip
@@ -127,28 +126,16 @@ def test_quiet_text_and_all_labels(run: Callable[..., Any], tmp_path: Path) -> N
 
 def test_bar_on_a_terminal(start: Callable[..., Any], tmp_path: Path) -> None:
     """80 columns are enough for everything a person wants to see."""
-    terminal, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 80))
+    terminal = Terminal(80)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm-256color"}
     environment.pop("COLUMNS", None)
     environment.pop("NO_COLOR", None)
-    process = start("train", "digits", *SHORT, "--out", tmp_path / "run", stderr=theirs, env=environment)
-    os.close(theirs)
-    seen = b""
-    while True:
-        try:
-            piece = os.read(terminal, 65536)
-        except OSError:  # how Linux says that the other side is closed
-            piece = b""
-        if not piece:
-            break
-        seen += piece
-    os.close(terminal)
+    process = start("train", "digits", *SHORT, "--out", tmp_path / "run", stderr=terminal.end, env=environment)
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0
     assert out.startswith("test error ")
     assert "\x1b" not in out
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.read())
     lines = [line.rstrip() for line in re.split(r"[\r\n]+", text)]
     assert max(map(len, lines)) <= 80
     assert "…" not in text
