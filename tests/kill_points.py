@@ -115,7 +115,6 @@ def kill_points(way: str, folder: Path, every: int = 1, first: int = 1) -> Itera
     """Kill at every n-th point of a way; yields the point, how many there are, and what differs at the end."""
     before, killed, resumes = WAYS[way]
     begun, alone = folder / "begun", folder / "alone"
-    warm(folder)
     if before is not None:
         assert train(begun, before) == 0
     copy(begun, alone)
@@ -147,6 +146,8 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="only every n-th point")
     options = parser.parse_args()
 
+    with tempfile.TemporaryDirectory(prefix="mixmatch-kill-points-") as folder:
+        warm(Path(folder))
     bad = 0
     for way in options.way or WAYS:
         with tempfile.TemporaryDirectory(prefix="mixmatch-kill-points-") as folder:

@@ -1,8 +1,4 @@
-"""One run over several processes ends as in one process, whatever happens to it on the way.
-
-Run as a program this file is one of the processes: `test_world.py FOLDER STEPS` trains a run to so many steps, and
-then takes steps with every method in float64.
-"""
+"""One run over several processes ends as in one process, whatever happens to it on the way."""
 
 from __future__ import annotations
 
@@ -14,16 +10,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import mixmatch
+from forks import Fork, command, ended
 from mixmatch import api
 from mixmatch.data.source import Rows, Source
 from mixmatch.data.split import make_split
@@ -46,7 +44,7 @@ PATIENCE = 120.0
 """Seconds after which a process hangs."""
 
 CLASSES, GROUPS = 3, 4
-TINY: dict[str, Any] = {"labels": 12, "batch_size": 8, "pad": 1, "steps": 3, "ema_decay": 0.8, "groups": GROUPS}
+TINY: dict[str, Any] = {"labels": 12, "batch_size": 8, "pad": 1, "steps": 2, "ema_decay": 0.8, "groups": GROUPS}
 VARIANTS: dict[str, dict[str, Any]] = {
     **{name: {"method": name} for name in METHODS},
     "flexmatch-abc": {"method": "flexmatch", "balance": "abc", "align": "model", "threshold": 0.4},
@@ -91,36 +89,40 @@ def trainer_for(world: World | None = None, network: nn.Module | None = None, **
 # ---------------------------------------------------------------- a process
 
 
+def parts(saved: Checkpoint) -> dict[str, Tensor]:
+    named = {"weights": saved.weights, "ema": saved.ema, "optimizer": saved.optimizer, "method": saved.method}
+    values = {f"{part}/{name}": value for part, tensors in named.items() for name, value in tensors.items()}
+    return values | {f"metrics/{name}": torch.tensor(value) for name, value in saved.state["sums"].items()}
+
+
 def train(folder: Path, steps: int) -> None:
     mixmatch.train("digits", out=folder / "run", steps=steps, resume=True, reporter=Quiet(), **RUN)
 
 
 def take_steps(folder: Path, world: World | None = None, variants: Iterable[str] = VARIANTS) -> None:
-    """Three steps with every method; each process keeps what it has then."""
+    """Two steps with every method; each process keeps what it has then."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_default_dtype(torch.float64)
     try:
         for name in variants:
             trainer = trainer_for(world, **VARIANTS[name])
-            trainer.advance(3)
-            checkpoint.save(folder / f"{name}-{trainer.world.rank}", trainer.checkpoint())
+            trainer.advance(2)
+            kept = {part: value.contiguous() for part, value in parts(trainer.checkpoint()).items()}
+            save_file(kept, folder / f"{name}-{trainer.world.rank}")
     finally:
         torch.set_default_dtype(torch.float32)
 
 
-def main(folder: str, steps: str) -> None:
-    train(Path(folder), int(steps))
+def share(folder: Path, steps: int) -> None:
+    """What each of several processes does: train a run to so many steps, then take steps with every method."""
+    train(folder, steps)
     with joined(CPU) as world:
-        take_steps(Path(folder) / f"in-{world.size}", world)
+        take_steps(folder / f"in-{world.size}", world)
         world.backend = "nccl"  # the order of addition is then not that of the groups
-        take_steps(Path(folder) / f"in-{world.size}-reduced", world, REDUCED)
+        take_steps(folder / f"in-{world.size}-reduced", world, REDUCED)
 
 
 # ---------------------------------------------------------------- many processes
-
-
-def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **more}
 
 
 def free_port() -> str:
@@ -129,29 +131,18 @@ def free_port() -> str:
         return str(taken.getsockname()[1])
 
 
-def start(count: int, *command: str) -> list[subprocess.Popen[str]]:
-    """Processes as torchrun starts them."""
+def start(count: int, folder: Path, function: Callable[..., None], *arguments: object) -> list[Fork]:
+    """Processes with what torchrun tells them."""
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(count)}
     return [
-        subprocess.Popen(
-            [sys.executable, *command],
-            env=environment(**where, RANK=str(rank), LOCAL_RANK=str(rank)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        Fork(
+            function,
+            *arguments,
+            output=folder / f"said-{count}-{rank}",
+            environment={**where, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(count)
     ]
-
-
-def ended(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str]]:
-    """How each ended, and what it said; none hangs."""
-    try:
-        said = [process.communicate(timeout=PATIENCE) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [(process.returncode, err) for process, (_, err) in zip(processes, said, strict=True)]
 
 
 def until(condition: Any) -> Any:
@@ -168,24 +159,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A run that 2 processes began, 1 continued and 4 ended, and every method's steps in 1, 2 and 4."""
     folder = tmp_path_factory.mktemp("world")
     for count, steps in ((2, 4), (4, 12)):
-        processes = start(count, __file__, str(folder), str(steps))
+        processes = start(count, folder, share, folder, steps)
         if count == 2:  # meanwhile
             take_steps(folder / "in-1")
-        assert ended(processes) == [(0, "")] * count
+        assert ended(processes, PATIENCE) == [(0, "")] * count
         if count == 2:
             train(folder, 8)
     return folder
 
 
-def parts(saved: Checkpoint) -> dict[str, Tensor]:
-    named = {"weights": saved.weights, "ema": saved.ema, "optimizer": saved.optimizer, "method": saved.method}
-    values = {f"{part}/{name}": value for part, tensors in named.items() for name, value in tensors.items()}
-    return values | {f"metrics/{name}": torch.tensor(value) for name, value in saved.state["sums"].items()}
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_method_ends_the_same_in_1_2_and_4_processes(variant: str, folder: Path) -> None:
-    alone = parts(checkpoint.load(folder / "in-1" / f"{variant}-0" / "step-00000003"))
+    alone = load_file(folder / "in-1" / f"{variant}-0")
     assert {"weights/head.weight", "ema/head.weight", "metrics/loss"} <= alone.keys()
     assert alone["weights/head.weight"].dtype == torch.float64
     start = parts(trainer_for(**VARIANTS[variant]).checkpoint())
@@ -193,7 +178,7 @@ def test_every_method_ends_the_same_in_1_2_and_4_processes(variant: str, folder:
     reduced = [f"in-{count}-reduced" for count in (2, 4) if variant in REDUCED]
     for where in ("in-2", "in-4", *reduced):
         for rank in range(int(where[3])):
-            shared = parts(checkpoint.load(folder / where / f"{variant}-{rank}" / "step-00000003"))
+            shared = load_file(folder / where / f"{variant}-{rank}")
             assert shared.keys() == alone.keys()
             for name, value in alone.items():
                 torch.testing.assert_close(shared[name], value, rtol=0, atol=1e-9, msg=f"{name} {where}")
@@ -217,13 +202,13 @@ def test_a_run_that_2_processes_began_and_1_continued_and_4_ended_is_that_of_1(f
 
 
 def test_a_signal_to_one_process_stops_all_at_one_step(tmp_path: Path) -> None:
-    command = ["-m", "mixmatch", "train", "digits", "--batch-size", "8", "--groups", "2", "--steps", "100000"]
+    words = ["train", "digits", "--batch-size", "8", "--groups", "2", "--steps", "100000", "--out", tmp_path / "run"]
     more = ["--network", "wrn-small", "--eval-every", "5", "--checkpoint-every", "100000", "--device", "cpu"]
-    processes = start(2, *command, *more, "--out", str(tmp_path / "run"))
+    processes = start(2, tmp_path, command, *words, *more)
     metrics = tmp_path / "run" / "metrics.jsonl"
-    until(lambda: (metrics.exists() and metrics.read_text()) or processes[0].poll() is not None)
+    until(lambda: (metrics.exists() and metrics.read_text()) or not processes[0].is_alive())
     processes[1].send_signal(signal.SIGTERM)
-    (first, said), (second, nothing) = ended(processes)
+    (first, said), (second, nothing) = ended(processes, PATIENCE)
     assert (first, second) == (143, 143), said + nothing
     stopped = re.search(r"stopped at step ([\d,]+), which is saved: continue with --resume", said)
     assert stopped is not None, said
@@ -235,11 +220,11 @@ def test_a_signal_to_one_process_stops_all_at_one_step(tmp_path: Path) -> None:
 def test_a_killed_process_is_started_again_and_the_run_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     steps, out = 40, tmp_path / "run"
     command = ["-m", "mixmatch", "train", "digits", "--labels", "20", "--batch-size", "8", "--groups", str(GROUPS)]
-    more = ["--network", "wrn-small", "--eval-every", "3", "--steps", str(steps), "--device", "cpu", "--out", str(out)]
+    more = ["--network", "wrn-small", "--eval-every", "20", "--steps", str(steps), "--device", "cpu", "--out", str(out)]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
     process = subprocess.Popen(
         [*torchrun, *command, *more, "--checkpoint-every", "2", "--resume"],
-        env=environment(),
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -255,7 +240,7 @@ def test_a_killed_process_is_started_again_and_the_run_ends_as_if_nothing_had_ha
     assert process.returncode == 0, said
     assert re.search(r"resumed at step \d+ of 40", said), said
     assert "restarts may fail" not in said
-    mixmatch.train("digits", out=tmp_path / "alone", steps=steps, reporter=Quiet(), **RUN)
+    mixmatch.train("digits", out=tmp_path / "alone", steps=steps, reporter=Quiet(), **{**RUN, "eval_every": 20})
     assert (out / "model.safetensors").read_bytes() == (tmp_path / "alone" / "model.safetensors").read_bytes()
 
 
@@ -410,7 +395,3 @@ def test_without_the_others_a_process_ends_with_one_line() -> None:
         raise RuntimeError("Connection reset by peer\nand more")
     message = "the other processes of this run cannot be reached (Connection reset by peer): see what ended them, then"
     assert str(ended.value) == f"{message} resume"
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,0 +1,77 @@
+"""Processes for tests that are forked from one with everything imported, so that each starts in no time.
+
+That one has not trained: a process that has cannot be forked. What only a new Python can show is for other tests.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_server = multiprocessing.get_context("forkserver")
+_server.set_forkserver_preload(
+    ["torch._dynamo", "torch.utils.tensorboard", "pytest", "mixmatch.api", "mixmatch.cli", "mixmatch.cli.train"]
+)
+
+
+class Fork:
+    """A function in a process of its own. `output` is the file with what it says on standard error."""
+
+    def __init__(
+        self, function: Callable[..., Any], *arguments: Any, output: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.output = output
+        given = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **(environment or {})}
+        self.process = _server.Process(target=_call, args=(function, arguments, str(output), given))
+        self.process.start()
+
+    def send_signal(self, number: int) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def is_alive(self) -> bool:
+        return self.process.is_alive()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+    def ended(self, seconds: float) -> tuple[int, str]:
+        """How it ended, negative for a signal, and what it said on standard error. It does not hang."""
+        self.process.join(seconds)
+        hangs = self.process.is_alive()
+        self.kill()
+        assert not hangs, f"it hangs: {self.output.read_text()}"
+        assert self.process.exitcode is not None
+        return self.process.exitcode, self.output.read_text()
+
+
+def ended(forks: Sequence[Fork], seconds: float) -> list[tuple[int, str]]:
+    """How each ended, and what it said. None is left, whatever happens."""
+    try:
+        return [fork.ended(seconds) for fork in forks]
+    finally:
+        for fork in forks:
+            fork.kill()
+
+
+def command(*words: object) -> None:
+    """A command of mixmatch."""
+    from mixmatch.cli import main
+
+    sys.argv = ["mixmatch", *map(str, words)]
+    main()
+
+
+def _call(function: Callable[..., Any], arguments: tuple[Any, ...], output: str, environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(handle, 2)
+    function(*arguments)
