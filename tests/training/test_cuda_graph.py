@@ -23,9 +23,12 @@ from mixmatch.training import trainer as engine
 from mixmatch.training.checkpoint import Checkpoint
 from mixmatch.training.cuda_graph import WARM_UP, GraphedStep
 from mixmatch.training.optimizer import build_optimizer
-from mixmatch.training.trainer import CHUNK, Trainer
+from mixmatch.training.trainer import Trainer
 
 CPU = torch.device("cpu")
+CHUNK = 10
+"""Steps whose draws are made at once, fewer than in a run: a step of each kind is enough."""
+
 STEPS = 2 * CHUNK + 9
 
 
@@ -246,10 +249,11 @@ def test_replayed_steps_are_the_plain_steps(
     """Over chunks, a stop in the middle of one, an evaluation, and a checkpoint put back."""
     # The rate on the device is a float32, so the plain one's is rounded alike.
     exact = batches.learning_rate
+    monkeypatch.setattr(engine, "CHUNK", CHUNK)
     monkeypatch.setattr(engine, "GraphedStep", Again)
     monkeypatch.setattr(batches, "learning_rate", lambda *args: float(np.float32(exact(*args))))
     ours, theirs = (trainer_for(graph, resident, **given) for graph in (True, False))
-    left = 2 * 13
+    left = 7
 
     def soon() -> bool:
         nonlocal left
