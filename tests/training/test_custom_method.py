@@ -310,7 +310,7 @@ def test_another_method_or_another_setting_of_it_is_refused(tmp_path: Path) -> N
 # ---------------------------------------------------------------- compiled
 
 
-@pytest.mark.usefixtures("compiler")
+@pytest.mark.usefixtures("graphs")
 def test_compiled_it_learns_the_same(tmp_path: Path) -> None:
     record = train(tmp_path / "compiled", compile=True, steps=4, network=Small())
     assert record["engine"]["compiled"]
