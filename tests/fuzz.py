@@ -1,4 +1,5 @@
-"""Attack the program with damaged and hostile files: run folders, images, tables, arrays, ledgers, labels.
+"""Attack the program with damaged and hostile files: run folders, images, tables, arrays, ledgers, labels, and what
+drivers and workers leave for each other.
 
 python tests/fuzz.py [--seconds 300 | --cases N] [--seed S] [--kind folder]
 
@@ -27,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+import fuzz_execution
 import fuzz_labels
 import mutate
 
@@ -36,6 +38,7 @@ UNPICKLED = 99
 RUN = {"steps": 4, "eval_every": 2, "checkpoint_every": 2, "batch_size": 8, "device": "cpu"}
 FOLDERS = Path(__file__).parent / "fixtures" / "run_folders"
 Command = list[object]
+"""The words of a command, or a function and its arguments."""
 
 
 class Materials:
@@ -82,6 +85,8 @@ class Materials:
             main_of(["data", "check", folder / "tables" / "rows.csv"])
             main_of(["report", folder / "runs" / "finished"])
             fuzz_labels.make(shutil.copytree(folder / "photos", folder / "labeled"), folder / "runs" / "finished")
+            fuzz_execution.make(folder, folder / "photos", folder / "runs" / "finished")
+            main_of([*fuzz_execution.TUNE, "--out", folder / "sweep", "--trials", 2])
             (folder / "modules").write_text("\n".join(sys.modules))
 
         self.ended = forked(work, folder / "out.txt", SECONDS)
@@ -93,6 +98,9 @@ class Materials:
         for name in ("result.json", "model.safetensors", "report.html", "label-next.csv"):
             (stopped / name).unlink(missing_ok=True)
         shutil.copytree(FOLDERS / "table-mixmatch", folder / "runs" / "table")
+
+
+Case = Callable[[Materials, Path, random.Random], Command]
 
 
 def main_of(arguments: Command) -> None:
@@ -177,12 +185,16 @@ def ledger_case(made: Materials, here: Path, rng: random.Random) -> Command:
 def label_case(made: Materials, here: Path, rng: random.Random) -> Command:
     photos = shutil.copytree(made.folder / "labeled", here / "photos")
     fuzz_labels.change(photos, rng, here.parent / "outside")
-    return [fuzz_labels.SESSION, photos, rng.random() < 0.05]
+    return [fuzz_labels.session, photos, rng.random() < 0.05]
 
 
-KINDS: dict[str, Callable[[Materials, Path, random.Random], Command]] = {
+def executed(case: Callable[[Path, Path, random.Random, Path], Command]) -> Case:
+    return lambda made, here, rng: case(made.folder, here, rng, here.parent / "outside")
+
+
+KINDS: dict[str, Case] = {
     "folder": folder_case, "image": image_case, "table": table_case, "array": array_case, "ledger": ledger_case,
-    "label": label_case,
+    "label": label_case, **{kind: executed(case) for kind, case in fuzz_execution.CASES.items()},
 }  # fmt: skip
 
 
@@ -234,10 +246,17 @@ def guarded(command: Command, here: Path) -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
     os.chdir(here)
-    if command[0] == fuzz_labels.SESSION:
-        fuzz_labels.session(Path(str(command[1])), thinking=bool(command[2]))
-    else:
+    function, *arguments = command
+    if not callable(function):
         main_of(command)
+        return
+    from mixmatch.errors import MixMatchError
+
+    try:
+        function(*arguments)
+    except MixMatchError as error:  # as it ends a command
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def attempt(kind: str, seed: int, made: Materials, folder: Path) -> str | None:
@@ -267,7 +286,8 @@ def attempt(kind: str, seed: int, made: Materials, folder: Path) -> str | None:
         wrong = f"it ended with 2 and {len(errors)} lines of error"
     if _content(outside) != before:
         wrong = "it changed a file outside"
-    return None if wrong is None else f"{kind} {seed}: {' '.join(map(str, command))}: {wrong}"
+    words = (getattr(word, "__name__", str(word)) for word in command)
+    return None if wrong is None else f"{kind} {seed}: {' '.join(words)}: {wrong}"
 
 
 def _content(folder: Path) -> dict[str, bytes]:

@@ -16,8 +16,6 @@ import mutate
 sys.path.insert(0, str(Path(__file__).parent / "label"))
 
 HOME, RUN = ".mixmatch-labels", "run-0001"
-SESSION = "a session of the labeling page"
-"""In the place of a command."""
 FOLDERS = ("", "copies", "thumbnails", "thinking", "trainings", "runs", f"trainings/{RUN}", f"runs/{RUN}")
 READ = ("state", "images", "changes?since=0", "exam", "picture/0", "groups", "train", f"report/{RUN}", "export?as=csv")
 
@@ -27,7 +25,7 @@ def make(photos: Path, run: Path) -> None:
     from mixmatch import __version__
     from mixmatch.label.features import compute
 
-    _session(photos, thinking=False)
+    session(photos, thinking=False)
     home = photos / HOME
     record = {"address": "http://127.0.0.1:8765/?token=" + "t" * 43, "port": 8765, "token": "t" * 43, "pid": 1}
     (home / "server.json").write_text(json.dumps(record))
@@ -79,17 +77,7 @@ def change(photos: Path, rng: random.Random, outside: Path) -> None:
 
 
 def session(photos: Path, thinking: bool) -> None:
-    """Open a folder and ask for everything. An error ends it as it ends the command."""
-    from mixmatch.errors import MixMatchError
-
-    try:
-        _session(photos, thinking)
-    except MixMatchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-
-
-def _session(photos: Path, thinking: bool) -> None:
+    """Open a folder and ask for everything."""
     from labeling import client_of
 
     from mixmatch.label import serve

@@ -138,7 +138,7 @@ def change_file(path: Path, rng: random.Random, outside: Path) -> None:
         if kind == "inside" and path.suffix == ".json":
             changed = change_json(json.loads(content), rng)
             path.write_text(json.dumps(resealed(path.name, changed) if rng.random() < 0.7 else changed))
-        elif kind == "inside" and path.suffix == ".jsonl":
+        elif kind == "inside" and path.suffix in (".jsonl", ".log"):
             lines = content.decode().splitlines()
             where = rng.randrange(len(lines))
             lines[where] = json.dumps(change_json(json.loads(lines[where]), rng))

@@ -31,10 +31,10 @@ PATIENCE = 120.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--steps", type=int, help="of the run (default: 600, and one for each kill beyond that)")
+    parser.add_argument("--steps", type=int, help="of the run (default: 3 for each kill, and at least 600)")
     parser.add_argument("--seed", type=int, help="of the moments (default: a new one each time)")
     options = parser.parse_args()
-    steps = options.steps or max(600, options.kills)
+    steps = options.steps or max(600, 3 * options.kills)
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
     folder = Path(tempfile.mkdtemp(prefix="mixmatch-soak-"))
     print(f"{options.kills} kills with seed {seed}, {steps} steps, in {folder}", flush=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mixmatch.errors import MixMatchError
+from mixmatch.storage import replace_durably
 
 COLORS = (
     "#d1495b", "#00798c", "#edae49", "#30638e", "#7b4b94", "#3f8f5f", "#8c564b", "#555555", "#e377c2",
@@ -70,13 +72,16 @@ def name_line_ends(axes: Any, ends: Sequence[tuple[float, str, str]], gap: float
 
 
 def save(figure: Any, path: Path, suffixes: Sequence[str] = ()) -> None:
-    """Write the figure to `path`, or to a file for each of the suffixes, without the date, and close it."""
+    """Write the figure to `path`, or to a file for each of the suffixes, without the date, and close it. A link there
+    is replaced, not followed."""
     dates = {".svg": "Date", ".pdf": "CreationDate"}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for suffix in suffixes or [path.suffix]:
             date = dates.get(suffix.lower())
-            figure.savefig(path.with_suffix(suffix), dpi=150, metadata={date: None} if date else None)
+            content, kind = io.BytesIO(), suffix.lower().removeprefix(".")
+            figure.savefig(content, format=kind or None, dpi=150, metadata={date: None} if date else None)
+            replace_durably(path.with_suffix(suffix), content.getvalue())
     except OSError as error:
         raise MixMatchError(f"{path} cannot be written ({error.strerror})") from None
     finally:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +21,7 @@ from sklearn.datasets import load_digits
 import mixmatch
 from mixmatch.data import read_labeled, read_user_data
 from mixmatch.data.user.folder import read_folder
-from mixmatch.data.user.shards import begin, read_shards
+from mixmatch.data.user.shards import begin, decode_shard, finish, read_shards
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.decode import shard_folder
 from mixmatch.training.progress import Quiet
@@ -112,6 +114,48 @@ def test_killed_begun_again_damaged_and_mended(photos: Path, tmp_path: Path) -> 
     (out / "000003.json").write_text("{}")
     with pytest.raises(MixMatchError, match=r"000003.json is missing or damaged"):
         read_shards(out)
+
+
+GONE = "a key that was removed"
+ELSEWHERE = ["../secret.png", 1, 1, None, "train"]
+EDITS: list[tuple[str, dict[str, Any], str]] = [
+    ("shards.json", {"shape": [10**9, 8]}, "shards.json is damaged"),
+    ("shards.json", {"shape": GONE}, "shards.json is damaged"),
+    ("shards.json", {"shards": 7}, "shards.json is damaged"),
+    ("shards.json", {"shards": []}, "shards.json is damaged"),
+    ("shards.json", {"name": ["a"]}, "shards.json is damaged"),
+    ("shards.json", {"findings": [{}]}, "shards.json is damaged"),
+    ("000000.json", {"entries": 5}, "000000.json is missing or damaged"),
+    ("000000.json", {"entries": [ELSEWHERE]}, "000000.json is missing or damaged"),
+    ("000000.json", {"headers": [{"width": -1}]}, "000000.json is missing or damaged"),
+    ("000000.json", {"headers": []}, "000000.npy is missing or damaged"),
+]
+
+
+def test_hand_edited_files_are_one_line_and_mended(photos: Path, tmp_path: Path) -> None:
+    """Also if their hashes were made right again; the same command makes what is wrong again."""
+    whole = tmp_path / "whole"
+    _shard(photos, whole)
+    for number, (name, edit, why) in enumerate(EDITS):
+        out = shutil.copytree(whole, tmp_path / str(number))
+        content = {**json.loads((out / name).read_text()), **edit}
+        (out / name).write_text(json.dumps({key: value for key, value in content.items() if value != GONE}))
+        if name != "shards.json":
+            index = json.loads((out / "shards.json").read_text())
+            index["shards"][0][0] = hashlib.sha256((out / name).read_bytes()).hexdigest()
+            (out / "shards.json").write_text(json.dumps(index))
+        with pytest.raises(MixMatchError, match=why):
+            read_shards(out)
+        _shard(photos, out)
+        same(read_folder(photos / "test"), read_shards(out, verify=True))
+
+
+def _shard(photos: Path, out: Path) -> None:
+    """As `shard_folder` does it, in this process."""
+    order, count, _ = begin(photos / "test", out, None, None, SHARD)
+    for number in range(count):
+        decode_shard(order, number)
+    finish(out, count)
 
 
 def group_lives(group: int) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
+import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -374,3 +377,50 @@ def test_without_optuna(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MixMatchError, match=r"pip install 'mixmatch\[tune\]'"):
         driver_.tune("digits", {}, out=tmp_path / "new")
+
+
+# ---------------------------------------------------------------- a folder from anyone
+
+
+def test_what_a_stranger_left_is_one_line(done: Result, tmp_path: Path) -> None:
+    """Optuna believes its journal; here a line that no sweep writes is refused, and no link is followed."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "diary.txt").write_text("mine")
+    journal = (done.out / "journal.log").read_text().splitlines(keepends=True)
+    told = next(n for n, line in enumerate(journal) if '"values"' in line and json.loads(line)["values"])
+    suggested = next(n for n, line in enumerate(journal) if '"param_value_internal"' in line)
+
+    def continued(content: list[str] | None = None, link: str = "", to: str = "diary.txt") -> None:
+        out = shutil.copytree(done.out, tmp_path / uuid4().hex)
+        if content is not None:
+            (out / "journal.log").write_text("".join(content))
+        if link:
+            shutil.rmtree(out / link) if (out / link).is_dir() else (out / link).unlink()
+            (out / link).symlink_to(outside / to)
+        sweep(out)
+
+    def edited(number: int, **values: Any) -> list[str]:
+        line = json.dumps({**json.loads(journal[number]), **values}) + "\n"
+        return [*journal[:number], line, *journal[number + 1 :]]
+
+    for content in (
+        ["{" + journal[0], *journal[1:]],
+        ["[]\n", *journal],
+        ["[" * 10**5 + "\n", *journal],
+        edited(0, op_code=99),
+        edited(told, values=["low"]),
+        edited(told, values=None),
+        edited(suggested, param_value_internal=1e9),
+        edited(suggested, param_name="steps"),
+        journal[:1],  # cut off at the end of a line
+        [],
+    ):
+        with pytest.raises(MixMatchError, match=r"journal.log is damaged \(.*\): choose another folder with out="):
+            continued(content)
+    for link, to in (("journal.log", "diary.txt"), (".lock", "new"), ("trial-001", "")):
+        with pytest.raises(MixMatchError, match="it is a link, which is not followed here"):
+            continued(None, link, to)
+    continued(None, "slices.png")
+    continued([*journal, '{"op_code": 4, "trial'])  # cut off by a crash
+    assert {path.name: path.read_text() for path in outside.iterdir()} == {"diary.txt": "mine"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import fsspec
 import numpy as np
@@ -102,10 +104,46 @@ def test_killed_and_begun_again(run: Path, photos: Path, tmp_path: Path) -> None
     check(rows_of(out), photos, run)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{", b"3", b"[]", b"{}", b'{"shard": 0, "files": "2"}'])
+@pytest.mark.parametrize(
+    "content",
+    [None, b"", b"{", b"3", b"[]", b"{}", b'{"shard": 0, "files": "2"}', b'{"shard": 0, "files": 9, "unreadable": 1}'],
+)
 def test_a_shard_whose_note_is_damaged_is_done_again(content: bytes | None) -> None:
-    assert _tally(content) is None
-    assert _tally(b'{"shard": 0, "files": 2, "unreadable": 1}') == {"shard": 0, "files": 2, "unreadable": 1}
+    assert _tally(content, 0, 2) is None
+    assert _tally(b'{"shard": 0, "files": 2, "unreadable": 3}', 0, 2) is None
+    assert _tally(b'{"shard": 0, "files": 2, "unreadable": 1}', 0, 2) == {"shard": 0, "files": 2, "unreadable": 1}
+
+
+def test_what_a_stranger_left_is_one_line(run: Path, photos: Path, tmp_path: Path) -> None:
+    """Numbers that would be counted for hours, folders elsewhere, lists of something else, links."""
+    model, files = mixmatch.load(run, device="cpu"), [photos / "1" / f"{n:05}.png" for n in (1, 8, 15)]
+    whole, outside = tmp_path / "whole", tmp_path / "outside"
+    mixmatch.predict_shards(model, files, whole, shard_size=2)
+    (outside / "done").mkdir(parents=True)
+    plan = json.loads((whole / "_plan/plan.json").read_text())
+    lists = f"_plan/{plan['names']}"
+
+    def continued(name: str, content: Any = None) -> mixmatch.predict.Summary:
+        out = shutil.copytree(whole, tmp_path / uuid4().hex)
+        (out / "_plan/done/000001.json").unlink()
+        if content is not None:
+            (out / name).write_text(content if isinstance(content, str) else json.dumps(content))
+        else:
+            shutil.rmtree(out / name)
+            (out / name).symlink_to(outside)
+        return mixmatch.predict_shards(model, files, out, shard_size=2)
+
+    for edit in ({"shards": 10**15, "files": 2 * 10**15 - 1}, {"names": "../../outside"}, {"files": True}):
+        with pytest.raises(MixMatchError, match=r"plan.json is damaged|the list of files in .* is gone"):
+            continued("_plan/plan.json", {**plan, **edit})
+    for content in ("[", [], [5], ["\ud800"], ["a", "b"], "[" * 10**5):
+        with pytest.raises(MixMatchError, match=r"000001.json is damaged: choose another output_dir="):
+            continued(f"{lists}/000001.json", content)
+    for name in (lists, "_plan/done", "_plan"):
+        with pytest.raises(MixMatchError, match="it is a link, which is not followed here"):
+            continued(name)
+    assert [path.name for path in outside.rglob("*")] == ["done"]
+    assert continued("_plan/done/000000.json", {"shard": 0, "files": 10**9, "unreadable": 0}) == (3, 0, 2, 0)
 
 
 def test_parts_make_a_whole(run: Path, photos: Path, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from mixmatch.experiments import figures, paper_tables, records
 from mixmatch.experiments.reproduce import Planned, choose, estimate, find_table, finished, plan, run_all, state
 from mixmatch.experiments.tables import TABLES
 from mixmatch.settings import Precision
+from mixmatch.storage import replace_durably
 from mixmatch.text import duration
 from mixmatch.training.device import pick_device
 from mixmatch.training.run import Record, RunFolder
@@ -139,7 +140,7 @@ def _report(
         parts += ["## Other runs", paper_tables.OTHER, *paper_tables.other_runs(others)]
     text = "\n\n".join(parts) + "\n"
     try:
-        (results / f"{name}.md").write_text(text)
+        replace_durably(results / f"{name}.md", text.encode())
         if name in PLOTTED:
             figures.error_by_labels(table, table.title.split(",")[0], known, results / f"{name}.png", steps)
     except OSError as error:

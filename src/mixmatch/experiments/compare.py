@@ -50,6 +50,9 @@ def compare(
     labels = _labels(methods)
     runs = [(label, seed) for label in labels for seed in seeds][part]
     folders = {(label, seed): out / f"{label.replace(':', '-')}-seed{seed}" for label, seed in runs}
+    for folder in folders.values():
+        if folder.is_symlink():
+            raise MixMatchError(f"{folder} is a link, which is not followed here: put the folder itself in its place")
     reading = _same_reading([RunFolder(folder) for folder in folders.values()], reading)
     work = []
     for (label, seed), folder in folders.items():

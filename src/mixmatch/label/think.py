@@ -18,8 +18,10 @@ from mixmatch.label.program import answering, read_answer
 def think(asked: dict[str, Any]) -> dict[str, Any]:
     """Answer a question of `Thinking`."""
     names = identities(read_answer(Path(asked["listing"])))
-    with np.load(asked["arrays"], allow_pickle=False) as arrays:
-        labels, exclude = arrays["labels"].astype(np.int64), arrays["exclude"].astype(bool)
+    arrays = read_arrays(Path(asked["arrays"]))
+    if arrays is None:
+        raise MixMatchError(f"{asked['arrays']} cannot be read: ask again")
+    labels, exclude = arrays["labels"].astype(np.int64), arrays["exclude"].astype(bool)
     total = len(labels)
     computed = features.load(names[:total], Path(asked["cache"]))
     vectors, known, probabilities = computed.vectors, computed.known, None

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from mixmatch.execution.ray_data import Place, over_cluster
 from mixmatch.predict.files import Prediction, Progress, decoded, holds_rows, image_shape
 from mixmatch.predict.formats import Failure, Format, Row, check_parquet, write
 from mixmatch.predict.store import Store
+from mixmatch.storage import parse_json
 from mixmatch.training.tensors import to_bytes
 
 SHARD_SIZE = 10_000
@@ -65,6 +67,17 @@ class Plan(NamedTuple):
     shards: int
     files: int
     about: dict[str, Any]
+
+    def size(self, number: int) -> int:
+        """Files of a shard."""
+        size: int = self.about["shard_size"]
+        return min(size, self.files - number * size)
+
+    def makes_sense(self) -> bool:
+        """Whether the numbers fit each other, and no folder elsewhere is named."""
+        numbers = type(self.shards) is int and type(self.files) is int and self.files >= 0
+        named = isinstance(self.names, str) and re.fullmatch("[0-9a-f]{32}", self.names) is not None
+        return numbers and named and self.shards == -(-self.files // self.about["shard_size"])
 
 
 def predict_shards(
@@ -173,8 +186,10 @@ def _known(store: Store, about: dict[str, Any]) -> Plan | None:
     if (content := store.read(PLAN)) is None:
         return None
     try:
-        plan = Plan(**json.loads(content))
+        plan = Plan(**parse_json(content))
         differ = [name for name, value in about.items() if plan.about[name] != value]
+        if not differ and not plan.makes_sense():
+            raise ValueError("its numbers contradict each other")
     except (ValueError, TypeError, KeyError):
         raise MixMatchError(f"{store.where}/{PLAN} is damaged: choose another output_dir=") from None
     if differ:
@@ -183,24 +198,32 @@ def _known(store: Store, about: dict[str, Any]) -> Plan | None:
             f"{store.where} holds predictions with {'other' if other.endswith('s') else 'another'} {other}: continue "
             "them with the same model, paths, format and shard size, or choose another output_dir="
         )
+    if len(store.names(f"_plan/{plan.names}")) < plan.shards:  # before so many are counted
+        raise _gone(store)
     return plan
+
+
+def _gone(store: Store) -> MixMatchError:
+    return MixMatchError(f"the list of files in {store.where}/_plan is gone; every machine must see that folder")
 
 
 def _finished(store: Store, plan: Plan) -> dict[int, dict[str, Any]]:
     """What is noted of the shards that are there, by number."""
     noted, written = store.names(DONE), store.names("")
     numbers = [n for n in range(plan.shards) if f"{n:06}.json" in noted and _part(plan, n) in written]
-    tallies = {number: _tally(store.read(f"{DONE}/{number:06}.json")) for number in numbers}
+    tallies = {n: _tally(store.read(f"{DONE}/{n:06}.json"), n, plan.size(n)) for n in numbers}
     return {number: tally for number, tally in tallies.items() if tally is not None}
 
 
-def _tally(content: bytes | None) -> dict[str, Any] | None:
-    """What is noted of a shard; None if that is damaged, and the shard is done again."""
+def _tally(content: bytes | None, number: int, size: int) -> dict[str, Any] | None:
+    """What is noted of a shard of so many files; None if that is damaged, and the shard is done again."""
     try:
-        tally = json.loads(content or b"")
-        return tally if all(type(tally[name]) is int for name in ("shard", "files", "unreadable")) else None
+        tally = parse_json(content or b"")
+        unreadable = tally["unreadable"]
     except (ValueError, TypeError, KeyError):
         return None
+    whole = tally == {"shard": number, "files": size, "unreadable": unreadable}
+    return tally if whole and type(unreadable) is int and 0 <= unreadable <= size else None
 
 
 def _part(plan: Plan, number: int) -> str:
@@ -223,11 +246,9 @@ class Shards:
         """Predict a shard, write it, and return what is noted of it."""
         listed = self._store.read(f"_plan/{self._plan.names}/{number:06}.json")
         if listed is None:
-            raise MixMatchError(
-                f"the list of files in {self._store.where}/_plan is gone; every machine must see that folder"
-            )
+            raise _gone(self._store)
         rows: list[Row] = []
-        for row in self._rows(json.loads(listed)):
+        for row in self._rows(self._files(number, listed)):
             rows.append(row)
             if len(rows) % self._batch_size == 0:
                 progress(len(rows))
@@ -237,6 +258,19 @@ class Shards:
         tally = {"shard": number, "files": len(rows), "unreadable": unreadable}
         self._store.write(f"{DONE}/{number:06}.json", json.dumps(tally).encode())
         return tally
+
+    def _files(self, number: int, listed: bytes) -> list[str]:
+        """The files of a shard, from its list."""
+        try:
+            files = parse_json(listed)
+            if not isinstance(files, list) or len(files) != self._plan.size(number):
+                raise ValueError("another number of files")
+            for file in files:
+                file.encode("utf-8", "surrogateescape")
+        except (ValueError, AttributeError):
+            place = f"{self._store.where}/_plan/{self._plan.names}/{number:06}.json"
+            raise MixMatchError(f"{place} is damaged: choose another output_dir=") from None
+        return files
 
     def _rows(self, files: list[str]) -> Iterator[Row]:
         """In the order of the files."""

@@ -1,4 +1,7 @@
-"""A folder whose files appear whole or not at all: on a disk, or behind an address such as s3://bucket/classes."""
+"""A folder whose files appear whole or not at all: on a disk, or behind an address such as s3://bucket/classes.
+
+On a disk the folder may have been left by anyone: no link in it is followed, and only plain files are read.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from pathlib import Path
 
 from mixmatch.data.user.listing import is_address, open_address, reason
 from mixmatch.errors import MixMatchError
-from mixmatch.storage import replace_durably, temporary, write_durably
+from mixmatch.storage import NotPlain, read_plain, refuse_link, replace_durably, temporary, write_durably
+
+MOST = 2**28
+"""Bytes of a file that is read: a list of a million files or two."""
 
 
 class Store:
@@ -20,15 +26,15 @@ class Store:
         self._remote = is_address(where)
 
     def names(self, folder: str) -> set[str]:
-        """Of the files in a folder of it."""
+        """Of the plain files in a folder of it."""
         found: set[str] = set()
         with self._saying("read"):
             if self._remote:
                 system, path = open_address(f"{self.where}/{folder}")
                 found = {name.rpartition("/")[2] for name in system.ls(path, detail=False)}
             else:
-                with os.scandir(Path(self.where, folder)) as entries:
-                    found = {entry.name for entry in entries}
+                with os.scandir(self._place(f"{folder}/*" if folder else "*").parent) as entries:
+                    found = {entry.name for entry in entries if entry.is_file(follow_symlinks=False)}
         return found
 
     def read(self, name: str) -> bytes | None:
@@ -39,7 +45,7 @@ class Store:
                 system, path = open_address(f"{self.where}/{name}")
                 content = system.cat_file(path)
             else:
-                content = Path(self.where, name).read_bytes()
+                content = read_plain(self._place(name), MOST)
         return content
 
     def write(self, name: str, content: bytes) -> None:
@@ -49,7 +55,7 @@ class Store:
                 system, path = open_address(f"{self.where}/{name}")
                 system.pipe_file(path, content)
             else:
-                file = Path(self.where, name)
+                file = self._place(name)
                 file.parent.mkdir(parents=True, exist_ok=True)
                 replace_durably(file, content)
 
@@ -60,16 +66,24 @@ class Store:
             if self.read(name) is None:
                 self.write(name, content)
             return
-        file = Path(self.where, name)
-        with self._saying("write"), temporary(file) as part:
-            write_durably(part, content)
-            try:
-                file.hardlink_to(part)
-            except FileExistsError:
-                return
-            except OSError:  # some file systems have no links
-                if not file.exists():
-                    part.replace(file)
+        with self._saying("write"):
+            file = self._place(name)
+            with temporary(file) as part:
+                write_durably(part, content)
+                try:
+                    file.hardlink_to(part)
+                except FileExistsError:
+                    return
+                except OSError:  # some file systems have no links
+                    if not file.exists():
+                        part.replace(file)
+
+    def _place(self, name: str) -> Path:
+        """Where a file is on the disk. An error if a folder on the way there is a link."""
+        folder = Path(self.where)
+        for part in Path(name).parts[:-1]:
+            refuse_link(folder := folder / part)
+        return Path(self.where, name)
 
     @contextmanager
     def _saying(self, what: str) -> Iterator[None]:
@@ -81,5 +95,7 @@ class Store:
                 raise MixMatchError(f"cannot write to {self.where}: {reason(error)}") from None
         except MixMatchError:
             raise
+        except NotPlain as error:
+            raise MixMatchError(f"cannot {what} {error.filename}: {error.strerror}") from None
         except Exception as error:  # each file system has errors of its own
             raise MixMatchError(f"cannot {what} {self.where}: {reason(error)}") from None

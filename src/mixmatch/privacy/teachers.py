@@ -31,7 +31,7 @@ from mixmatch.methods import METHODS
 from mixmatch.privacy.runs import RunOptions, Say, make_run, silent, train_runs, write_record
 from mixmatch.privacy.votes import Votes, from_labels
 from mixmatch.settings import resolve
-from mixmatch.storage import PRIVATE, read_json, read_plain, replace_durably
+from mixmatch.storage import PRIVATE, read_json, read_plain, refuse_link, replace_durably
 from mixmatch.training import tensors
 from mixmatch.training.device import pick_device
 from mixmatch.training.job import Work
@@ -249,10 +249,11 @@ def _begin(out: Path, about: Record, shards: Sequence[Indices], resume: bool) ->
         raise MixMatchError(f"{path} cannot be read ({error})") from None
     if before is None:
         try:
+            refuse_link(out / "teachers")
             for folder in (out, out / "teachers"):
                 folder.mkdir(parents=True, exist_ok=True)
                 folder.chmod(0o700)
-            (out / "teachers" / "PRIVATE.txt").write_text(NOTICE)
+            replace_durably(out / "teachers" / "PRIVATE.txt", NOTICE.encode())
             rows = {"shards": [rows.tolist() for rows in shards]}
             replace_durably(path, json.dumps({**about, **rows}).encode(), PRIVATE)
         except OSError as error:

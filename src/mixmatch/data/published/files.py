@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from mixmatch.data.cache import cache_folder
 from mixmatch.errors import MixMatchError
-from mixmatch.storage import temporary
+from mixmatch.storage import read_json, temporary
 from mixmatch.text import printable
 
 PIECE = 4 << 20
@@ -185,8 +185,8 @@ def _md5(path: Path, data_dir: Path, strict: bool) -> str:
     stamp, name = [stat.st_size, stat.st_mtime_ns], os.path.relpath(path, data_dir)
     memory = cache_folder(data_dir) / "md5.json"
     known: dict[str, list[object]] = {}
-    with suppress(OSError, ValueError):
-        known = dict(json.loads(memory.read_text()))
+    with suppress(OSError, ValueError, TypeError):
+        known = dict(read_json(memory, follow=True))
     match known.get(name):
         case [size, mtime_ns, str() as remembered] if [size, mtime_ns] == stamp:
             return remembered

@@ -384,8 +384,17 @@ def _unreadable(error: UnreadableImage) -> Unreadable:
 
 
 def headers_from(content: Sequence[dict[str, Any]]) -> tuple[Header | Unreadable, ...]:
-    """From JSON."""
-    return tuple(Unreadable(**header) if "reason" in header else Header(**header) for header in content)
+    """From JSON. A `ValueError`, `TypeError` or `KeyError` if it says something else."""
+    return tuple(map(_header_from, content))
+
+
+def _header_from(content: dict[str, Any]) -> Header | Unreadable:
+    header = Unreadable(**content) if "reason" in content else Header(**content)
+    if [*map(type, vars(header).values())] != ([int, int, str, bool] if isinstance(header, Header) else [str, bool]):
+        raise ValueError("it describes no image")
+    if isinstance(header, Header) and not (0 < header.width < 2**31 and 0 < header.height < 2**31):
+        raise ValueError("no image has that size")
+    return header
 
 
 def _cached(path: Path) -> DecodedFolder | None:

@@ -5,7 +5,7 @@
     DIR/000000.npy      the pixels of those that are readable, as the cache of a folder has them
 
 First the lists of files are written, then any process can decode any shard. A shard is finished when its list has the
-hash of its pixels.
+hash of its pixels. What is read may come from anyone: what does not fit is one line, or made again.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast, get_args
 
 from mixmatch.data.cache import digest, mapped, new_file
 from mixmatch.data.joined import Joined
@@ -32,9 +33,9 @@ from mixmatch.data.user.images import (
     shape_of,
 )
 from mixmatch.data.user.reading import Reading
-from mixmatch.data.user.rows import Finding, UserData
+from mixmatch.data.user.rows import Finding, Part, Severity, UserData
 from mixmatch.errors import MixMatchError
-from mixmatch.storage import read_json, replace_durably
+from mixmatch.storage import open_plain, read_json, replace_durably
 
 INDEX = "shards.json"
 SHARD_SIZE = 50_000
@@ -86,9 +87,8 @@ def begin(
         raise MixMatchError(f"{out} holds shards of {before['source']}: choose another out=")
     if not before and out.is_dir() and any(out.iterdir()):
         raise MixMatchError(f"{out} holds something else: choose another out=")
-    if about.items() <= before.items():  # looking into every file again would take long
-        shape = tuple(before["shape"])
-    else:
+    shape = _shape(before.get("shape")) if about.items() <= before.items() else None
+    if shape is None:  # looking into every file again would take long
         shape = shape_of(folder.root, [entry.identity for entry in folder.entries], image_size, None)
     about |= {"shape": list(shape), "name": folder.name, "how": folder.how, "sorted": folder.sorted}
     about |= {"findings": [found.as_dict() for found in folder.findings], "shards": None}
@@ -99,25 +99,31 @@ def begin(
         if (_load(_list(out, number)) or {}).get("entries") != entries:
             _save(_list(out, number), {"entries": entries})
     for file in [file for file in out.iterdir() if OWN.fullmatch(file.name) and int(file.stem) >= len(starts)]:
-        file.unlink()  # when shards were smaller
+        try:
+            file.unlink()  # when shards were smaller
+        except OSError as error:
+            raise MixMatchError(f"cannot remove {file}: {error.strerror or error}") from None
     return Order(str(out.absolute()), str(folder.root.resolve()), cast(Any, shape)), len(starts), len(folder.entries)
 
 
 def decode_shard(order: Order, number: int, workers: int = 1) -> Tally:
     """Decode a shard, unless it is there and its pixels have the hash they had."""
     path = Path(order.out, f"{number:06}.npy")
-    if (content := _load(_list(path.parent, number))) is None:
-        raise MixMatchError(f"{_list(path.parent, number)} is gone; every machine must see that folder")
-    entries = [Entry(*entry) for entry in content["entries"]]
-    images = mapped(path)
-    kept = images is not None and images.shape[1:] == order.shape and content.get("sha256") == _sha256(path)
+    list_file = _list(path.parent, number)
+    if (content := _load(list_file)) is None:
+        raise MixMatchError(f"{list_file} is gone; every machine must see that folder")
+    try:
+        entries = [_entry(entry) for entry in content["entries"]]
+    except DAMAGE:
+        raise MixMatchError(f"{list_file} is damaged: {AGAIN}") from None
+    kept = _whole(path, content, order.shape) is not None and content.get("sha256") == _sha256(path)
     if not kept:
         with quiet_pillow(), new_file(path, f"shard {number}", "choose another out=") as part:
             identities = [entry.identity for entry in entries]
             headers = decode_rows(part, Path(order.root), identities, order.shape, workers=workers)
             sha256 = _sha256(part)
         content |= {"headers": [asdict(header) for header in headers], "sha256": sha256}
-        _save(_list(path.parent, number), content)
+        _save(list_file, content)
     unreadable = sum("reason" in header for header in content["headers"])
     return Tally(number, len(entries) - unreadable, unreadable, kept)
 
@@ -138,26 +144,35 @@ def read_shards(path: Path, *, verify: bool = False) -> UserData:
     Lists are checked by their hashes, pixels by their number; `verify` reads all pixels to check their hashes, too.
     """
     about = _load(path / INDEX)
+    damaged = MixMatchError(f"{path / INDEX} is damaged or of another version: make the shards again elsewhere")
     if about is None or about.get("format") != CACHE_FORMAT:
-        raise MixMatchError(f"{path / INDEX} is damaged or of another version: make the shards again elsewhere")
+        raise damaged
     if about.get("shards") is None:
         raise MixMatchError(f"{path} is not finished: {AGAIN}")
+    try:
+        shape, hashes = _shape(about["shape"]), [(str(a), str(b)) for a, b in about["shards"]]
+        findings = [_finding(found) for found in about["findings"]]
+        name, how, is_sorted = _text(about["name"]), _text(about["how"]), about["sorted"] is True
+    except DAMAGE:
+        raise damaged from None
+    if shape is None or not hashes:
+        raise damaged
     parts, entries, headers = [], list[Entry](), list[Header | Unreadable]()
-    for number, (list_hash, pixels_hash) in enumerate(about["shards"]):
+    for number, (list_hash, pixels_hash) in enumerate(hashes):
         pixels, list_file = path / f"{number:06}.npy", _list(path, number)
-        content, images = _load(list_file), mapped(pixels)
+        content = _load(list_file)
         if content is None or _sha256(list_file) != list_hash:
             raise MixMatchError(f"{list_file} is missing or damaged: {AGAIN}")
-        found = headers_from(content["headers"])
-        readable = sum(isinstance(header, Header) for header in found)
-        whole = images is not None and images.shape == (readable, *about["shape"])
-        if images is None or not whole or (verify and _sha256(pixels) != pixels_hash):
+        try:
+            entries += [_entry(entry) for entry in content["entries"]]
+            headers += headers_from(content["headers"])
+        except DAMAGE:
+            raise MixMatchError(f"{list_file} is missing or damaged: {AGAIN}") from None
+        images = _whole(pixels, content, shape)
+        if images is None or (verify and _sha256(pixels) != pixels_hash):
             raise MixMatchError(f"{pixels} is missing or damaged: {AGAIN}")
         parts.append(images)
-        entries += [Entry(*entry) for entry in content["entries"]]
-        headers += found
-    findings = [Finding(**{**found, "files": tuple(found["files"])}) for found in about["findings"]]
-    folder = Listed(path, about["name"], entries, findings, about["how"], about["sorted"])
+    folder = Listed(path, name, entries, findings, how, is_sorted)
     decoded = DecodedFolder(cast(Any, Joined(parts)), tuple(e.identity for e in entries), tuple(headers))
     return assemble(folder, decoded)
 
@@ -169,6 +184,57 @@ def unreadable_files(out: Path, shards: int) -> Iterator[tuple[str, str]]:
         for entry, header in zip(content["entries"], content["headers"], strict=True):
             if "reason" in header:
                 yield entry[0], header["reason"]
+
+
+# ---------------------------------------------------------------- what the files may say
+
+DAMAGE = (ValueError, TypeError, KeyError, AttributeError)
+"""What damaged JSON raises where it is read as something else."""
+
+
+def _shape(content: Any) -> tuple[int, int, int] | None:
+    """The height, width and channels of the images; None if it is something else."""
+    if not isinstance(content, list) or [type(side) for side in content] != [int, int, int]:
+        return None
+    height, width, channels = content
+    return (height, width, channels) if min(height, width) > 0 and channels in (1, 3) else None
+
+
+def _text(content: Any) -> str:
+    """Text that can be the name of a file, or printed."""
+    if not isinstance(content, str):
+        raise TypeError("it is not text")
+    content.encode("utf-8", "surrogateescape")
+    return content
+
+
+def _entry(content: Any) -> Entry:
+    file, size, changed, label, part = content
+    if type(size) is not int or type(changed) is not int or part not in get_args(Part):
+        raise ValueError("it describes no image")
+    if Path(_text(file)).is_absolute() or ".." in re.split(r"[/\\]", file):
+        raise ValueError("it is elsewhere")
+    return Entry(file, size, changed, None if label is None else _text(label), part)
+
+
+def _finding(content: dict[str, Any]) -> Finding:
+    if content["severity"] not in get_args(Severity):
+        raise ValueError("it is no finding")
+    kind, message, advice = (_text(content[name]) for name in ("kind", "message", "advice"))
+    return Finding(kind, message, tuple(map(_text, content["files"])), advice, content["severity"])
+
+
+def _whole(pixels: Path, content: dict[str, Any], shape: tuple[int, int, int]) -> Any:
+    """The pixels of a shard, memory-mapped, if there are as many as its list says; else None."""
+    try:
+        headers = headers_from(content["headers"])
+    except DAMAGE:
+        return None
+    readable = sum(isinstance(header, Header) for header in headers)
+    return mapped(pixels, (readable, *shape)) if len(headers) == len(content["entries"]) else None
+
+
+# ---------------------------------------------------------------- files
 
 
 def _list(out: Path, number: int) -> Path:
@@ -193,7 +259,7 @@ def _save(file: Path, content: dict[str, Any]) -> None:
 
 def _sha256(file: Path) -> str | None:
     try:
-        with file.open("rb") as content:
+        with open_plain(file, sys.maxsize, follow=True) as content:
             return hashlib.file_digest(content, "sha256").hexdigest()
     except OSError:
         return None

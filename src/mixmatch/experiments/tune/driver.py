@@ -12,7 +12,7 @@ from mixmatch.draws import torch_seed
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.executor import Executor, Here
 from mixmatch.execution.here import Outcome
-from mixmatch.experiments.tune.journal import held, open_study, require_optuna
+from mixmatch.experiments.tune.journal import damaged, held, open_study, require_optuna
 from mixmatch.experiments.tune.results import Result, gather, write
 from mixmatch.experiments.tune.space import Choices, contains, is_whole, rounded
 from mixmatch.experiments.tune.sweep import Sweep, make_sweep
@@ -174,11 +174,13 @@ class Driver:
         errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
         if not errors:
             self.look(number)
-            self.study.tell(number, self._trace(number)[-1][1], TrialState.COMPLETE)
-        elif any(run.asked_to_end() is not None for run in self.sweep.runs(number)):
-            self._tell_stopped(number, "stopped")
+            if not (line := self._trace(number)):
+                raise damaged(self.sweep.folder(number, 0) / "metrics.jsonl", "it has no evaluations")
+            self.study.tell(number, line[-1][1], TrialState.COMPLETE)
         elif number == 0:  # what ends the defaults would end the others
             raise errors[0]
+        elif any(run.asked_to_end() is not None for run in self.sweep.runs(number)):
+            self._tell_stopped(number, "stopped")
         elif any(str(error).startswith(NOT_FINITE) for error in errors):
             self._tell_stopped(number, "diverged")
         else:
@@ -187,8 +189,7 @@ class Driver:
             self.say(f"trial {number} failed: {self.failed[number]}")
 
     def _trace(self, number: int) -> list[tuple[int, float]]:
-        metrics = [run.metrics() for run in self.sweep.runs(number)]
-        return trace(metrics, self.sweep.sizes, self.sweep.settings.steps)
+        return trace(self.sweep.metrics(number), self.sweep.sizes, self.sweep.settings.steps)
 
     def _tell_stopped(self, number: int, why: str) -> None:
         from optuna.trial import TrialState

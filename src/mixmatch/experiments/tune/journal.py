@@ -1,20 +1,27 @@
-"""The journal of a sweep: Optuna's file of what was asked and told, in a folder that one process holds."""
+"""The journal of a sweep: Optuna's file of what was asked and told, in a folder that one process holds.
+
+The folder may come from anyone. Optuna believes what it reads, so the journal is looked through before and after.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mixmatch import settings as settings_
 from mixmatch.data import is_path
+from mixmatch.declare import Range
 from mixmatch.errors import MixMatchError
+from mixmatch.experiments.tune.space import Choices, contains
 from mixmatch.experiments.tune.sweep import Sweep
-from mixmatch.storage import try_lock
+from mixmatch.storage import open_own, parse_json, refuse_link, try_lock
 from mixmatch.training.evaluate import LEAST_VALID
 from mixmatch.training.run import Record
 
@@ -28,6 +35,11 @@ WARM_UP = 3
 """No trial is stopped in the first third of its steps, where weights of unlabeled losses still rise."""
 
 JOURNAL = "journal.log"
+MOST = 2**30
+"""Bytes of a journal, at most."""
+
+ENDED = (None, "stopped", "diverged")
+"""What is noted of how a trial ended."""
 
 
 def require_optuna() -> None:
@@ -42,9 +54,12 @@ def held(out: Path) -> Iterator[None]:
         if out.is_dir() and not (out / JOURNAL).exists() and any(not e.name.startswith(".") for e in out.iterdir()):
             raise MixMatchError(f"{out} holds other files and is not a sweep: choose another folder with out=")
         out.mkdir(parents=True, exist_ok=True)
-        file = (out / ".lock").open("a+")
+        for folder in (*out.glob("trial-*"), *out.glob("trial-*/fold-*")):
+            refuse_link(folder)
+        file = os.fdopen(open_own(out / ".lock"), "ab")
     except OSError as error:
-        raise MixMatchError(f"cannot write to {out}: {error.strerror}; choose another folder with out=") from None
+        place = error.filename or out
+        raise MixMatchError(f"cannot write to {place}: {error.strerror}; choose another folder with out=") from None
     with file:
         if not try_lock(file.fileno()):
             raise MixMatchError(f"another process is tuning in {out}: wait for it or choose another folder with out=")
@@ -68,18 +83,63 @@ def open_study(sweep: Sweep) -> Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = sweep.out / JOURNAL
     _mend(path)
-    storage = JournalStorage(JournalFileBackend(str(path), Held(str(path))))
-    study = optuna.create_study(storage=storage, study_name="tune", direction="minimize", load_if_exists=True)
-    study.pruner = optuna.pruners.MedianPruner(n_startup_trials=COMPARED, n_warmup_steps=warm_up(sweep))
-    before, now = study.user_attrs.get("sweep"), sweep.to_dict()
+    try:
+        storage = JournalStorage(JournalFileBackend(str(path), Held(str(path))))
+        study = optuna.create_study(storage=storage, study_name="tune", direction="minimize", load_if_exists=True)
+        before, now = study.user_attrs.get("sweep"), sweep.to_dict()
+        other = None if before is None or before == _named_as_before(now, before) else _difference(before, now)
+        if other is None:
+            _check(study, sweep)
+    except MixMatchError:
+        raise
+    except Exception as error:  # what a damaged line leads to
+        raise damaged(path, f"{type(error).__name__}: {error}") from None
+    if other is not None:
+        raise MixMatchError(
+            f"{sweep.out} holds a sweep with other settings ({other}): continue it with its own, or choose another "
+            "folder with out="
+        )
     if before is None:
         study.set_user_attr("sweep", now)
-    elif before != _named_as_before(now, before):
-        raise MixMatchError(
-            f"{sweep.out} holds a sweep with other settings ({_difference(before, now)}): continue it with its own, or "
-            "choose another folder with out="
-        )
+    study.pruner = optuna.pruners.MedianPruner(n_startup_trials=COMPARED, n_warmup_steps=warm_up(sweep))
     return study
+
+
+def damaged(path: Path, why: str) -> MixMatchError:
+    """The error for a file of a sweep that is not as it was left."""
+    return MixMatchError(f"{path} is damaged ({' '.join(why.split())[:200]}): choose another folder with out=")
+
+
+def _check(study: Study, sweep: Sweep) -> None:
+    """Refuse trials that this sweep cannot have, and folders of trials that the journal does not know."""
+    known = {f"trial-{trial.number:03}" for trial in study.get_trials(deepcopy=False)}
+    if unknown := {folder.name for folder in sweep.out.glob("trial-[0-9]*")} - known:
+        raise ValueError(f"it has lost {min(unknown)}")
+    if [direction.name for direction in study.directions] != ["MINIMIZE"]:
+        raise ValueError("errors are to be low")
+    for trial in study.get_trials(deepcopy=False):
+        numbers = [*trial.intermediate_values.values(), *([] if trial.value is None else [trial.value])]
+        inside = {name for name in sweep.space if trial.number or contains(sweep.space[name], sweep.defaults[name])}
+        fixed = trial.system_attrs.get("fixed_params", {})
+        done = trial.state.name in ("COMPLETE", "PRUNED")
+        fits = (
+            all(type(step) is int for step in trial.intermediate_values)
+            and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
+            and (trial.state.name != "COMPLETE" or trial.value is not None)
+            and (trial.number > 0 or trial.state.name not in ("PRUNED", "FAIL"))
+            and trial.params.keys() <= inside
+            and (not done or trial.params.keys() == inside)
+            and all(_suggested(value, sweep.space[name]) for name, value in trial.params.items())
+            and all(name in inside and value == sweep.defaults[name] for name, value in fixed.items())
+            and trial.user_attrs.get("ended") in ENDED
+        )
+        if not fits:
+            raise ValueError(f"trial {trial.number} is none of this sweep")
+
+
+def _suggested(value: Any, where: Range | Choices) -> bool:
+    """Whether a value may have been suggested for a setting that is searched there."""
+    return (isinstance(where, Choices) or type(value) in (int, float)) and contains(where, value)
 
 
 def _named_as_before(now: Record, before: Record) -> Record:
@@ -99,11 +159,21 @@ def warm_up(sweep: Sweep) -> int:
 
 
 def _mend(path: Path) -> None:
-    """Cut a line off that a crash has left unfinished. Nobody has acted on it yet."""
-    content = path.read_bytes() if path.exists() else b""
-    if content and not content.endswith(b"\n"):
-        with path.open("r+b") as file:
-            file.truncate(content.rfind(b"\n") + 1)
+    """Cut a line off that a crash has left unfinished: nobody has acted on it yet. Other lines must be JSON."""
+    try:
+        with os.fdopen(open_own(path, most=MOST), "r+b") as file:
+            whole = 0
+            for line in file:
+                if line.endswith(b"\n"):
+                    whole += len(line)
+                    if not isinstance(parse_json(line), dict):
+                        raise ValueError("a line of it is something else")
+            if not whole and any(path.parent.glob("trial-*")):
+                raise ValueError("it is empty, and there are trials")
+            if whole < file.tell():
+                file.truncate(whole)
+    except (OSError, ValueError) as error:
+        raise damaged(path, getattr(error, "strerror", None) or str(error)) from None
 
 
 def _difference(before: Record, now: Record) -> str:

@@ -165,7 +165,7 @@ def gather(driver: Driver) -> Result:
 
 
 def _trial(driver: Driver, frozen: Any) -> Trial:
-    number, runs = frozen.number, [run.metrics() for run in driver.sweep.runs(frozen.number)]
+    number, runs = frozen.number, driver.sweep.metrics(frozen.number)
     ended = [records[-1] for records in runs if records]
     values, state = driver.values(number), frozen.state.name
     state = "finished" if state == "COMPLETE" else frozen.user_attrs.get("ended", "failed")

@@ -93,6 +93,16 @@ class Sweep:
     def runs(self, trial: int) -> list[RunFolder]:
         return [RunFolder(self.folder(trial, fold)) for fold in range(self.folds)]
 
+    def metrics(self, trial: int) -> list[list[Record]]:
+        """The evaluations of each of a trial's runs."""
+        found = [run.metrics() for run in self.runs(trial)]
+        for fold, records in enumerate(found):
+            for record in records:
+                if not all(type(record.get(name)) in (int, float) for name in ("valid_error", "seconds")):
+                    file = self.folder(trial, fold) / "metrics.jsonl"
+                    raise MixMatchError(f"{file} is damaged (it has no errors): choose another folder with out=")
+        return found
+
     def job(self, trial: int, fold: int, values: Mapping[str, Any]) -> Job:
         """The run of one fold of a trial."""
         option = {} if self.folds == 1 else {"fold": fold, "folds": self.folds}
