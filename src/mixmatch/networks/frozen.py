@@ -29,6 +29,8 @@ MOST_CHANNELS = 4096
 SIZE, CELLS, ANGLES, GRID = 32, (4, 8), 9, 4
 PATCH, FILTERS, QUARTERS = 6, 128, 2
 SAMPLED, ROUNDS = 20_000, 10
+AT_ONCE = 8
+"""Images at a time on a CPU: their responses to all filters, 3 MB, stay in its cache, which is three times as fast."""
 CONTRAST, RIDGE, THRESHOLD = 0.01, 0.1, 0.5
 """Added to a patch's variance and to the eigenvalues of their covariance; how strong a response must be to count."""
 
@@ -54,6 +56,11 @@ class Basic(nn.Module):
         self.register_buffer("offset", torch.zeros(FILTERS))
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.device.type != "cpu" or torch.compiler.is_compiling():
+            return self._features(x)
+        return torch.cat([self._features(part) for part in x.split(AT_ONCE)])
+
+    def _features(self, x: Tensor) -> Tensor:
         x = F.adaptive_avg_pool2d(x, SIZE) if x.shape[-1] > SIZE else _enlarged(x, SIZE)
         parts = [*self._edges(x), F.adaptive_avg_pool2d(x, GRID), self._patterns(x)]
         return torch.cat([part.flatten(1) for part in parts], dim=1)
