@@ -39,7 +39,7 @@ def test_the_error_beside_guessing_and_labels_alone_comes_first() -> None:
         "Labels alone: 55.2 %."
     )
     assert GOOD.trust == "Evaluated on the 400 images under test/."
-    assert GOOD.unlabeled == "The unlabeled images helped: 20.2 points less error (95 % interval +15.0 to +25.5)."
+    assert GOOD.unlabeled == "The unlabeled images helped: 20.2 points less error (95 % interval 15.0 to 25.5)."
     assert [name for name, _ in GOOD.parts] == ["how good", "trust", "unlabeled"]
     assert str(GOOD).startswith(GOOD.how_good)
 
@@ -50,10 +50,10 @@ def test_few_images_are_a_rough_number() -> None:
     assert "A rough number: 12 images." in verdict.trust
 
 
-@pytest.mark.parametrize(("wrong", "says"), [(300, "no better than guessing"), (330, "worse than guessing")])
-def test_no_better_than_guessing(wrong: int, says: str) -> None:
+@pytest.mark.parametrize(("wrong", "says"), [(300, "cannot be told from guessing"), (330, "is worse than guessing")])
+def test_not_better_than_guessing(wrong: int, says: str) -> None:
     verdict = replace(GOOD, wrong=wrong)
-    assert f"It is {says}: always saying airplane has 75.0 % error." in verdict.trust
+    assert f"It {says}: always saying airplane has 75.0 % error." in verdict.trust
     assert verdict.to_dict()["better_than_guessing"] is False
     assert "guessing:" not in GOOD.trust
     assert GOOD.to_dict()["better_than_guessing"] is True

@@ -66,4 +66,10 @@ def test_sentence(wrong: int, alone: int, says: str) -> None:
 
 def test_sentence_has_the_numbers() -> None:
     text = Gain(error=4.04, baseline=24.5, low=18.0, high=22.9, images=500).sentence
-    assert text == "The unlabeled images helped: 20.5 points less error (95 % interval +18.0 to +22.9)."
+    assert text == "The unlabeled images helped: 20.5 points less error (95 % interval 18.0 to 22.9)."
+    text = Gain(error=24.5, baseline=20.0, low=-6.0, high=-2.5, images=500).sentence
+    assert text == "The unlabeled images hurt: 4.5 points more error (95 % interval 2.5 to 6.0)."
+    text = Gain(error=20.0, baseline=19.5, low=-2.0, high=1.0, images=500, noun="row").sentence
+    assert text == (
+        "No clear difference with unlabeled rows: 0.5 points more error (95 % interval from 2.0 more to 1.0 less)."
+    )

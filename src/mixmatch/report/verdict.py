@@ -98,8 +98,9 @@ class Verdict:
         parts = []
         if self.images:
             if self.guesses:
-                worse = "worse than guessing" if self.interval[0] > self.guessing else "no better than guessing"
-                parts.append(f"It is {worse}: always saying {self.commonest} has {self.percent(self.guessing)} error.")
+                worse = self.interval[0] > self.guessing
+                start = "It is worse than guessing" if worse else "It cannot be told from guessing"
+                parts.append(f"{start}: always saying {self.commonest} has {self.percent(self.guessing)} error.")
             if self.images < ROUGH:
                 parts.append(f"A rough number: {count(self.images, self.noun)}.")
             parts.append(self.basis.sentence)

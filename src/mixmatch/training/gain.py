@@ -37,17 +37,14 @@ class Gain(NamedTuple):
     @property
     def sentence(self) -> str:
         """What the unlabeled data changed, in plain words."""
-        rows = f"{self.noun}s"
-        interval = f"95 % interval {self.low:+.1f} to {self.high:+.1f}"
-        if self.low > 0:
-            return f"The unlabeled {rows} helped: {self.points:.1f} points less error ({interval})."
-        if self.high < 0:
-            return f"The unlabeled {rows} hurt: {-self.points:.1f} points more error ({interval})."
-        more = "less" if self.points >= 0 else "more"
-        return (
-            f"No clear difference with unlabeled {rows}: {abs(self.points):.1f} points {more} error, "
-            f"but the {interval} includes 0."
-        )
+        rows, low, high = f"{self.noun}s", self.low, self.high
+        difference = f"{abs(self.points):.1f} points {'less' if self.points >= 0 else 'more'} error"
+        if low > 0:
+            return f"The unlabeled {rows} helped: {difference} (95 % interval {low:.1f} to {high:.1f})."
+        if high < 0:
+            return f"The unlabeled {rows} hurt: {difference} (95 % interval {-high:.1f} to {-low:.1f})."
+        interval = f"95 % interval from {abs(low):.1f} more to {high:.1f} less"
+        return f"No clear difference with unlabeled {rows}: {difference} ({interval})."
 
 
 def measure_gain(model: Classifier, baseline: Classifier, test: Rows) -> Gain:
