@@ -12,20 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from saying import one_line
 
 from mixmatch import methods
 from mixmatch.cli import COMMANDS, Command, Group, with_options
 from mixmatch.cli.options import unwrapped
 
 Call = Callable[..., Any]
-
-
-def one_line(result: Any, *said: str) -> None:
-    assert (result.code, result.out) == (2, ""), result
-    assert result.err.startswith("error: ")
-    assert result.err.count("\n") == 1, result.err
-    for words in said:
-        assert words in result.err
 
 
 # ---------------------------------------------------------------- the list of commands

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import resource
 import shlex
 import shutil
 import sys
@@ -16,23 +14,16 @@ from typing import Any
 
 import pytest
 import torch
+from saying import one_line
 
 import mixmatch
+from limits import largest_file
 from mixmatch.classifier import Classifier
 from mixmatch.cli import COMMANDS, Group
 from mixmatch.training.run import RunFolder
 
 Call = Callable[..., Any]
 SHORT = ["--steps", 10, "--checkpoint-every", 5, "--eval-every", 5, "--batch-size", 8]
-
-
-def check(result: Any, *said: str) -> None:
-    assert result.code == 2, result
-    assert result.out == ""
-    assert result.err.startswith("error: "), result.err
-    assert result.err.count("\n") == 1, result.err
-    for words in said:
-        assert words in result.err
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +90,7 @@ def half_done(finished: Path, tmp_path: Path) -> Path:
 )
 def test_one_line(arguments: str, said: str, call: Call) -> None:
     Path("empty").mkdir()
-    check(call(*shlex.split(arguments)), said)
+    one_line(call(*shlex.split(arguments)), said)
     assert [path.name for path in Path.cwd().iterdir()] == ["empty"]
     assert list(Path("empty").iterdir()) == []
 
@@ -107,7 +98,7 @@ def test_one_line(arguments: str, said: str, call: Call) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_no_cuda(run: Call, tmp_path: Path) -> None:
     """As a process: the exit code and the one line are what a shell sees."""
-    check(run("train", "digits", "--device", "cuda", cwd=tmp_path), "'cuda' is not available here: use --device cpu")
+    one_line(run("train", "digits", "--device", "cuda", cwd=tmp_path), "'cuda' is not available here: use --device cpu")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -116,7 +107,7 @@ def test_too_little_memory_on_a_gpu(call: Call, finished: Path, monkeypatch: pyt
         raise torch.OutOfMemoryError("CUDA out of memory.\nlines and lines")
 
     monkeypatch.setattr(Classifier, "load", full)
-    check(call("evaluate", finished), "the GPU has too little memory", "use --device cpu")
+    one_line(call("evaluate", finished), "the GPU has too little memory", "use --device cpu")
 
 
 @pytest.mark.parametrize(
@@ -130,20 +121,22 @@ def test_too_little_memory_on_a_gpu(call: Call, finished: Path, monkeypatch: pyt
 )
 def test_usage(arguments: list[str], says: str, call: Call) -> None:
     """Also what the option parser finds is one line, with where to look."""
-    check(call(*arguments), says, "--help)")
+    one_line(call(*arguments), says, "--help)")
 
 
 def test_paths_that_are_in_the_way(call: Call, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
-    check(call("train", "digits", *SHORT, "--out", file), f"cannot write to {file}", "choose another folder with --out")
-    check(call("train", "digits", *SHORT, "--out", file / "run"), f"cannot write to {file / 'run'}")
-    check(call("train", "cifar10", "--data-dir", file), str(file))
-    check(call("compare", "digits", "--steps", 2, "--out", file), f"cannot write to {file}")
-    check(call("evaluate", file), str(file))
+    one_line(
+        call("train", "digits", *SHORT, "--out", file), f"cannot write to {file}", "choose another folder with --out"
+    )
+    one_line(call("train", "digits", *SHORT, "--out", file / "run"), f"cannot write to {file / 'run'}")
+    one_line(call("train", "cifar10", "--data-dir", file), str(file))
+    one_line(call("compare", "digits", "--steps", 2, "--out", file), f"cannot write to {file}")
+    one_line(call("evaluate", file), str(file))
     assert file.read_text() == "mine"
     if sys.platform == "linux":
-        check(call("train", "digits", *SHORT, "--out", "/proc/run"), "cannot write to /proc/run")
+        one_line(call("train", "digits", *SHORT, "--out", "/proc/run"), "cannot write to /proc/run")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -153,7 +146,7 @@ def test_folder_without_permission(mode: int, call: Call, tmp_path: Path) -> Non
     folder.mkdir()
     folder.chmod(mode)
     try:
-        check(
+        one_line(
             call("train", "digits", *SHORT, "--out", folder / "run"),
             "Permission denied",
             "choose another folder with --out",
@@ -183,21 +176,10 @@ def test_loss_that_is_not_finite(call: Call, tmp_path: Path) -> None:
     assert not (folder / "model.safetensors").exists()
 
 
-@contextlib.contextmanager
-def limited(size: int) -> Iterator[None]:
-    """No file may grow beyond `size` bytes: writing fails as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_full_disk(finished: Path, half_done: Path, call: Call, different: Callable[..., Any]) -> None:
     weights = (finished / "checkpoint/step-00000010/weights.safetensors").stat().st_size
     train = ["train", "digits", *SHORT, "--out", half_done, "--resume"]
-    with limited(weights + 1000):  # the optimizer's file is twice as large
+    with largest_file(weights + 1000):  # the optimizer's file is twice as large
         result = call(*train)
     assert (result.code, result.out) == (2, "")
     assert result.err.splitlines()[-1] == (
@@ -213,16 +195,16 @@ def test_full_disk(finished: Path, half_done: Path, call: Call, different: Calla
 
 def test_full_disk_at_the_start_and_at_the_end(finished: Path, call: Call, tmp_path: Path) -> None:
     folder = tmp_path / "new"
-    with limited(500):
+    with largest_file(500):
         result = call("train", "digits", *SHORT, "--out", folder)
-    check(result, f"cannot write to {folder} (File too large)")
+    one_line(result, f"cannot write to {folder} (File too large)")
     assert sorted(path.name for path in folder.iterdir()) == [".attempt", ".lock"]  # nothing of the run
     folder = shutil.copytree(finished, tmp_path / "copy")
     (folder / "result.json").unlink()
     (folder / "model.safetensors").unlink()
-    with limited(100_000):
+    with largest_file(100_000):
         result = call("train", "digits", *SHORT, "--out", folder, "--resume", "--quiet")
-    check(result, f"cannot write to {folder} (File too large): make room, then continue with --resume")
+    one_line(result, f"cannot write to {folder} (File too large): make room, then continue with --resume")
     assert not list(folder.glob("*model*"))
     assert mixmatch.load(folder).classes == tuple("0123456789")  # from the checkpoint
 
@@ -230,8 +212,8 @@ def test_full_disk_at_the_start_and_at_the_end(finished: Path, call: Call, tmp_p
 @pytest.mark.parametrize("content", ["", '{"format": 1, "settings": {', "[]", "{}", '{"format": 1}', '{"format": 99}'])
 def test_damaged_config(content: str, half_done: Path, call: Call) -> None:
     (half_done / "config.json").write_text(content)
-    check(call("train", "digits", *SHORT, "--out", half_done, "--resume"), f"{half_done / 'config.json'} ")
-    check(call("evaluate", half_done), f"{half_done / 'config.json'} ")
+    one_line(call("train", "digits", *SHORT, "--out", half_done, "--resume"), f"{half_done / 'config.json'} ")
+    one_line(call("evaluate", half_done), f"{half_done / 'config.json'} ")
     assert (half_done / "checkpoint/step-00000005").is_dir()
 
 
@@ -244,12 +226,12 @@ def test_damaged_settings_and_metrics(half_done: Path, call: Call) -> None:
     ):
         changed = {**config, "settings": {**config["settings"], **change}}
         (half_done / "config.json").write_text(json.dumps(changed))
-        check(call("train", "digits", "--out", half_done, "--resume"), said)
+        one_line(call("train", "digits", "--out", half_done, "--resume"), said)
     (half_done / "config.json").write_text(json.dumps({**config, "split": {**config["split"], "hash": "another"}}))
-    check(call("train", "digits", "--out", half_done, "--resume"), "the data has changed")
+    one_line(call("train", "digits", "--out", half_done, "--resume"), "the data has changed")
     (half_done / "config.json").write_text(json.dumps(config))
     (half_done / "metrics.jsonl").write_text("")
-    check(call("train", "digits", "--out", half_done, "--resume"), "is damaged (it has 0 of the 1 evaluations")
+    one_line(call("train", "digits", "--out", half_done, "--resume"), "is damaged (it has 0 of the 1 evaluations")
 
 
 def every_command() -> Iterator[list[str]]:

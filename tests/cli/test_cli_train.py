@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import typer
+from saying import one_line
 from terminals import Terminal
 
 from mixmatch import methods
@@ -160,14 +161,6 @@ def test_every_setting_has_an_option() -> None:
 
 
 # ---------------------------------------------------------------- settings of a method
-
-
-def one_line(result: Any, *said: str) -> None:
-    assert (result.code, result.out) == (2, ""), result
-    assert result.err.startswith("error: ")
-    assert result.err.count("\n") == 1, result.err
-    for words in said:
-        assert words in result.err
 
 
 def shown_options(text: str) -> set[str]:

@@ -8,7 +8,6 @@ import http.server
 import io
 import json
 import os
-import resource
 import socket
 import subprocess
 import sys
@@ -16,12 +15,12 @@ import tarfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from limits import largest_file
 from mixmatch.data.cache import cache_folder, cached_array
 from mixmatch.data.published import files
 from mixmatch.data.published.files import Archive, Published, choose, data_folder, fetch, verify
@@ -92,17 +91,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("MIXMATCH_OFFLINE", raising=False)
     return tmp_path / "data"
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """A disk that is full after so many bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def one_line(error: pytest.ExceptionInfo[MixMatchError], *parts: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,14 @@ def name_classes(page: Any, *names: str) -> None:
 def current(page: Any) -> str:
     """The name of the picture that has the focus."""
     return str(page.locator("#foot .file").inner_text())
+
+
+def label_truly(page: Any, labeled: dict[str, str], many: int) -> None:
+    """Give so many pictures the class that their names say, one after the other, and note it."""
+    for _ in range(many):
+        name = current(page)
+        labeled[name] = name[4]
+        page.keyboard.press(CLASSES[name[4]])
 
 
 def saved(page: Any) -> None:
@@ -178,16 +187,10 @@ def test_undo_after_a_restart(tmp_path: Path, serve: Open, visit: Open) -> None:
 def test_nothing_is_lost_when_the_server_is_killed(tmp_path: Path, serve: Open, visit: Open) -> None:
     server = serve(digits(tmp_path / "photos", 20))
     watched = visit(server.address)
-    page, keys = watched.page, watched.page.keyboard
+    page = watched.page
     name_classes(page, "a", "b")
-    expected = {}
-
-    def label(many: int) -> None:
-        for _ in range(many):
-            name = current(page)
-            expected[name] = name[4]
-            keys.press(CLASSES[name[4]])
-
+    expected: dict[str, str] = {}
+    label = partial(label_truly, page, expected)
     label(6)
     server.kill()  # in the middle: some are answered, some are on their way
     label(8)
@@ -329,14 +332,8 @@ def test_exam_training_and_guesses(tmp_path: Path, serve: Open, visit: Open) -> 
     watched = visit(server.address)
     page, keys = watched.page, watched.page.keyboard
     name_classes(page, "a", "b")
-    expected = {}
-
-    def label(many: int) -> None:
-        for _ in range(many):
-            name = current(page)
-            expected[name] = name[4]
-            keys.press(CLASSES[name[4]])
-
+    expected: dict[str, str] = {}
+    label = partial(label_truly, page, expected)
     page.locator("#say-exam").get_by_text("Draw 12 pictures").click()
     page.locator("#say-exam-here").wait_for()
     page.route("**/api/exam", lambda route: None)  # never answered again: the exam needs no further question
