@@ -119,6 +119,8 @@ def parse_json(text: str | bytes) -> Any:
 def _values(container: list[Any] | dict[str, Any]) -> list[Any]:
     """The lists and dictionaries in a list or a dictionary."""
     values = container.values() if isinstance(container, dict) else container
+    if not {list, dict} & set(map(type, values)):  # the fastest look at a million numbers
+        return []
     return [value for value in values if isinstance(value, list | dict)]
 
 

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from mixmatch.data.cache import digest
 from mixmatch.data.user.folder import Entry
-from mixmatch.label.events import inside, whole
+from mixmatch.label.events import all_inside, whole
 from mixmatch.storage import read_json, replace_durably
 
 NAME = "listing.json"
@@ -109,7 +109,7 @@ def load_listing(folder: Path) -> Listing:
             return Listing()
         listing.id, listing.changes, listing.files = content["listing"], content["changes"], files
         listing.gone = set(content["gone"])
-        if not (_ID.fullmatch(listing.id) and whole(listing.changes) and all(map(inside, files))):
+        if not (_ID.fullmatch(listing.id) and whole(listing.changes) and all_inside(files)):
             return Listing()
         if not all(type(n) is int and 0 <= n < len(files) for n in listing.gone):
             return Listing()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -82,9 +83,11 @@ class View:
         self._guess = np.concatenate([self._guess, np.full(more, -1, np.int16)])
         self._sure = np.concatenate([self._sure, np.zeros(more, np.int16)])
         state = self.book.state
-        if state.marks or state.exam or state.tests:
-            known = state.marks.keys() | state.exam.keys() | state.tests
-            self.refresh(file for file in listing.files[have:] if file in known)
+        tables = (state.marks, state.exam, state.tests)
+        if have:
+            self.refresh(file for file in listing.files[have:] if any(file in table for table in tables))
+        else:
+            self.refresh(dict.fromkeys(chain(*tables)))
 
     def rebuild(self) -> None:
         """All columns from the state, as after files moved or went."""
@@ -98,29 +101,17 @@ class View:
     def refresh(self, files: Iterable[str]) -> None:
         """Take in what the state says of these files."""
         state, numbers, room = self.book.state, self.book.listing.numbers, len(self._label)
-        marks, exam, tests, conflicts = state.marks, state.exam, state.tests, state.conflicts
-        rows: list[int] = []
-        flags: list[int] = []
-        given: list[Mark] = []
-        for file in files:
-            n = numbers.get(file, room)
-            if n >= room:
-                continue
-            mark = marks.get(file, _NO_MARK)
-            rows.append(n)
-            given.append(mark)
-            flags.append(
-                EXAM * (file in exam)
-                | TEST * (file in tests)
-                | CONFLICT * (file in conflicts)
-                | FOREIGN * (mark.source in TAKEN)
-            )
-        if rows:
-            at = np.array(rows)
-            self._flags[at] = (self._flags[at] & (GONE | UNREADABLE)) | np.array(flags, np.uint8)
-            self._label[at] = [mark.value for mark in given]
-            self._who[at] = [mark.who for mark in given]
-            self._seq[at] = [mark.seq for mark in given]
+        files = [file for file in files if numbers.get(file, room) < room]
+        if not files:
+            return
+        at = np.array([numbers[file] for file in files])
+        values, who, seq, source = zip(*[state.marks.get(file, _NO_MARK) for file in files], strict=True)
+        self._label[at], self._who[at], self._seq[at] = values, who, seq
+        flags = np.where([each in TAKEN for each in source], FOREIGN, 0) | (self._flags[at] & (GONE | UNREADABLE))
+        for flag, table in ((EXAM, state.exam), (TEST, state.tests), (CONFLICT, state.conflicts)):
+            if table:
+                flags |= np.where([file in table for file in files], flag, 0)
+        self._flags[at] = flags
 
     def unreadable(self, n: int) -> None:
         self._flags[n] |= UNREADABLE

@@ -58,7 +58,7 @@ class Basic(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type != "cpu" or torch.compiler.is_compiling():
             return self._features(x)
-        return torch.cat([self._features(part) for part in x.split(AT_ONCE)])
+        return torch.cat([self._features(part) for part in torch.split(x, AT_ONCE)])
 
     def _features(self, x: Tensor) -> Tensor:
         x = F.adaptive_avg_pool2d(x, SIZE) if x.shape[-1] > SIZE else _enlarged(x, SIZE)
