@@ -26,6 +26,7 @@ class Fork:
         self, function: Callable[..., Any], *arguments: Any, output: Path, environment: Mapping[str, str] | None = None
     ) -> None:
         self.output = output
+        output.write_bytes(b"")
         given = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **(environment or {})}
         self.process = _server.Process(target=_call, args=(function, arguments, str(output), given))
         self.process.start()
@@ -72,6 +73,6 @@ def _call(function: Callable[..., Any], arguments: tuple[Any, ...], output: str,
     os.environ.clear()
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    handle = os.open(output, os.O_WRONLY | os.O_APPEND)
     os.dup2(handle, 2)
     function(*arguments)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jobs import SEEDS, models, saved, tiny, undisturbed, wait_until
+from jobs import SHORT, models, saved, tiny, undisturbed, wait_until
 
 from mixmatch.data.source import Rows, Source
 from mixmatch.errors import MixMatchError
@@ -25,6 +25,7 @@ from mixmatch.training.run import RunFolder
 from mixmatch.training.stop import Interrupted
 
 TWO = ["cpu", "cpu"]
+SEEDS = (1, 2, 3)
 
 
 def test_runs_are_those_of_one_process_and_one_that_fails_fails_alone(tmp_path: Path) -> None:
@@ -36,7 +37,7 @@ def test_runs_are_those_of_one_process_and_one_that_fails_fails_alone(tmp_path: 
         os.kill(int(events.name.split(".")[-2]), signal.SIGKILL)
 
     threading.Thread(target=kill, daemon=True).start()
-    work = [tiny(tmp_path / "killed", steps=10**6), *(tiny(tmp_path / str(seed), seed) for seed in SEEDS)]
+    work = [tiny(tmp_path / "killed", steps=10**6), *(tiny(tmp_path / str(seed), seed, steps=SHORT) for seed in SEEDS)]
     work += [tiny(tmp_path / "bad", labels=20_000)]
     begun: list[int] = []
     with threads(1):
@@ -46,11 +47,11 @@ def test_runs_are_those_of_one_process_and_one_that_fails_fails_alone(tmp_path: 
     assert isinstance(outcomes[4], MixMatchError)
     assert "only 1,297 images" in str(outcomes[4])
     assert [outcomes[number]["seed"] for number in (1, 2, 3)] == list(SEEDS)  # type: ignore[index]
-    assert models(tmp_path) == undisturbed(tmp_path / "undisturbed")
+    assert models(tmp_path, SEEDS) == undisturbed(tmp_path / "undisturbed", SEEDS, steps=SHORT)
 
 
 def test_asked_to_stop_the_processes_save_and_end(tmp_path: Path) -> None:
-    work = [tiny(tmp_path / name, steps=10**6, checkpoint_every=10**6) for name in "ab"]
+    work = [tiny(tmp_path / name, steps=10**6, checkpoint_every=10**6, eval_every=10) for name in "ab"]
 
     def stop() -> None:
         wait_until(lambda: all(RunFolder(tmp_path / name).metrics() for name in "ab"))

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import SEEDS, models, saved, tiny, undisturbed, wait_until
+from jobs import driver, models, saved, tiny, undisturbed, wait_until
 
+from forks import Fork
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.ray import Ray, connect, share_of
 from mixmatch.training.run import RunFolder
@@ -43,7 +43,7 @@ def test_a_node_is_lost(
     """Its run is resumed elsewhere, to the very model. An error that a user can fix ends its run alone, at once. What
     Ray has to say of it stays out of standard output."""
     doomed = cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20)
-    folders = {seed: tmp_path / str(seed) for seed in SEEDS}
+    folders = {seed: tmp_path / str(seed) for seed in (2, 3)}
     work = [tiny(folder, seed) for seed, folder in folders.items()]
     work += [tiny(tmp_path / "diverges", learning_rate=1e30)]
 
@@ -62,50 +62,45 @@ def test_a_node_is_lost(
     assert "(raylet" in err
     assert share_of(connect(cluster.address), {"auto"}).threads == 1
     assert Ray(cluster.address).places("auto") in (1, 2)  # the lost one may be counted for a while
-    assert sorted(begun) == [0, 1, 2, 3]
-    error = outcomes.pop(3)
+    assert sorted(begun) == [0, 1, 2]
+    error = outcomes.pop(2)
     assert isinstance(error, MixMatchError)
     assert "the loss was not finite" in str(error)
     assert RunFolder(tmp_path / "diverges").attempt() == 1
     assert all(isinstance(outcome, dict) for outcome in outcomes.values()), outcomes
-    assert [outcomes[number]["seed"] for number in range(3)] == list(SEEDS)
-    assert sorted(RunFolder(folder).attempt() for folder in folders.values()) == [1, 1, 2]
-    assert models(tmp_path) == reference
-
-
-def driver(cluster: Any, folder: Path, kind: str) -> subprocess.Popen[str]:
-    command = [sys.executable, Path(__file__).with_name("jobs.py"), cluster.address, folder, kind]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert [outcomes[number]["seed"] for number in range(2)] == [2, 3]
+    assert sorted(RunFolder(folder).attempt() for folder in folders.values()) == [1, 2]
+    assert models(tmp_path, [2, 3]) == {seed: reference[seed] for seed in (2, 3)}
 
 
 def test_the_driver_is_killed_and_started_again(cluster: Any, reference: dict[int, bytes], tmp_path: Path) -> None:
     """Finished runs are kept, the others resumed."""
-    first = driver(cluster, tmp_path, "three")
+    work, record = [tiny(tmp_path / str(seed), seed) for seed in (1, 2)], tmp_path / "1/result.json"
+    ended = tmp_path / "ended"
+    first = Fork(driver, cluster.address, work, ended, output=tmp_path / "first")
     try:
-        assert first.stdout is not None
-        assert next(first.stdout) == "0 record\n"
-        wait_until(lambda: saved(tmp_path / "2"))
+        wait_until(lambda: record.exists() and saved(tmp_path / "2"))
+        wait_until(lambda: ended.read_text() == "0 record\n")
     finally:
         first.kill()
-        first.wait(timeout=60)
-    kept = (tmp_path / "1/result.json").stat().st_mtime_ns
-    second = driver(cluster, tmp_path, "three")
-    out, _ = second.communicate(timeout=240)
-    assert sorted(out.splitlines()) == ["0 record", "1 record", "2 record"]
-    assert (tmp_path / "1/result.json").stat().st_mtime_ns == kept
+    kept = record.stat().st_mtime_ns
+    assert Fork(driver, cluster.address, work, ended, output=tmp_path / "second").ended(240)[0] == 0
+    assert sorted(ended.read_text().splitlines()) == ["0 record", "1 record"]
+    assert record.stat().st_mtime_ns == kept
     assert RunFolder(tmp_path / "1").attempt() == 1
     assert RunFolder(tmp_path / "2").attempt() == 2
-    assert models(tmp_path) == reference
+    assert models(tmp_path, [1, 2]) == {seed: reference[seed] for seed in (1, 2)}
 
 
 def test_asked_to_stop_the_runs_are_saved(cluster: Any, tmp_path: Path) -> None:
-    stopped = driver(cluster, tmp_path, "endless")
+    work = [tiny(tmp_path / "endless", steps=10**6, checkpoint_every=10**6, eval_every=10)]
+    stopped = Fork(driver, cluster.address, work, tmp_path / "ended", output=tmp_path / "said")
     try:
         wait_until(lambda: bool(RunFolder(tmp_path / "endless").metrics()))
         assert not saved(tmp_path / "endless")
         stopped.send_signal(signal.SIGTERM)
-        assert stopped.wait(timeout=120) == 128 + signal.SIGTERM
+        ended, said = stopped.ended(120)
+        assert ended == 128 + signal.SIGTERM, said
     finally:
         stopped.kill()
-        stopped.wait(timeout=60)
     assert saved(tmp_path / "endless")
