@@ -148,10 +148,14 @@ def check_arrow(folder: Path, args: argparse.Namespace) -> None:
     equal_rows(read_table(folder / "rows.csv").inputs)
 
 
-def check_command(folder: Path, args: argparse.Namespace) -> None:
+def check_command(*options: str) -> Callable[[Path, argparse.Namespace], None]:
     """All of `mixmatch data check`, with scikit-learn's comparison of labeled and unlabeled rows."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        command_line()(["data", "check", str(folder / "rows.csv"), "--no-trial"], standalone_mode=False)
+
+    def work(folder: Path, args: argparse.Namespace) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            command_line()(["data", "check", str(folder / "rows.csv"), *options], standalone_mode=False)
+
+    return work
 
 
 # --------------------------------------------------------- predictions, whose code imports PyTorch and is imported late
@@ -191,7 +195,8 @@ WAYS: dict[str, tuple[str, Callable[[Path, argparse.Namespace], None]]] = {
     "lists of text": (CHECK, check_lists),
     "in pieces, Python's parser": (CHECK, check_python),
     "in pieces, with pyarrow": (CHECK, check_arrow),
-    "mixmatch data check --no-trial": (CHECK, check_command),
+    "mixmatch data check --no-trial": (CHECK, check_command("--no-trial")),
+    "mixmatch data check": (CHECK, check_command()),
     "CSV, number by number": (PREDICT, predict_one_by_one),
     "CSV": (PREDICT, predict("csv")),
     "JSON": (PREDICT, predict("json")),

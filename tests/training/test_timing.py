@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from mixmatch.cli import command_line, data_check
 from mixmatch.data.source import UNKNOWN
 from mixmatch.data.user.encoding import Encoding, Numeric
 from mixmatch.data.user.rows import UserData
@@ -171,3 +174,33 @@ def test_time_is_steps_and_evaluations() -> None:
     assert one.seconds == 100 * 0.5 + 4 * 2.0  # at 30, 60, 90 and at the end
     assert describe(Cost(one)).endswith("memory 3 MB at its peak")
     assert "about 1 minute" in describe(Cost(one))
+
+
+def test_a_check_lets_go_of_unlabeled_rows_before_the_trial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A large table and PyTorch need not be in memory at the same time. What they take together is said."""
+    rows = [f"{n * 0.37 % 1:.6f},{n * n * 0.11 % 1:.6f},{'ab'[n % 2] if n < 24 else ''}" for n in range(500)]
+    (tmp_path / "rows.csv").write_text("\n".join(["x,y,label", *rows]) + "\n")
+    read: list[weakref.ref[Any]] = []
+    tried: list[UserData] = []
+
+    def reading(*args: Any) -> UserData:
+        user = data_check.data.read_user_data(*args[:2])
+        read.append(weakref.ref(user.inputs))
+        return user
+
+    def measured(user: UserData, *args: Any, **options: Any) -> Cost:
+        assert read[0]() is None
+        tried.append(user)
+        return Cost(Trial(resolve("rows", {}, "features"), 0.1, 0.1, 10**15, torch.device("cpu"), 20))
+
+    monkeypatch.setattr(data_check, "TRIED", 30)
+    monkeypatch.setattr(data_check, "read_with_bar", reading)
+    monkeypatch.setattr(timing, "measure", measured)
+    command_line()(["data", "check", str(tmp_path / "rows.csv"), "--device", "cpu"], standalone_mode=False)
+    (user,) = tried
+    assert (len(user), len(user.labeled), user.files[-1]) == (54, 24, "line 55")
+    trial = Trial(resolve("rows", {}, "features"), 0.1, 0.1, 1000, torch.device("cuda"))
+    assert timing._with_rows(trial, 24).memory == 1024
+    on_cpu = timing._with_rows(replace(trial, device=torch.device("cpu")), 10**12).memory
+    assert on_cpu is not None
+    assert on_cpu > 10**12

@@ -29,6 +29,9 @@ from mixmatch.training.progress import bar
 if TYPE_CHECKING:
     from mixmatch.training.timing import FirstRun
 
+TRIED = 10_000
+"""Unlabeled rows of a table that a trial draws from: a step takes as long with more."""
+
 COLORS = {"info": "green", "warning": "yellow", "error": "red"}
 
 
@@ -135,11 +138,16 @@ def _check_user_data(name: str, reading: data.Reading, strict: bool, as_json: bo
         show(finding)
     first, command = None, None
     if device is not None:
+        before = user.inputs.nbytes
+        if not user.is_images:  # the others are let go of before PyTorch is imported, which takes as much as they do
+            user = user.with_unlabeled(TRIED)
         from mixmatch.training.timing import cost  # with PyTorch: 200 MB that a check alone does without
 
         with Screen(stderr=True).status("trying a few steps") as status:
             counted = lambda n: status.update(f"trying a few steps: {count(n, 'step')} so far")  # noqa: E731
-            result, first = cost(user, device, sized=reading.image_size is not None, progress=counted)
+            left_out = before - user.inputs.nbytes
+            sized = reading.image_size is not None
+            result, first = cost(user, device, sized=sized, progress=counted, left_out=left_out)
         show(result)
     if first is not None:
         chosen = {"method": "supervised"} if len(user.unlabeled) == 0 else _balanced(name, found)

@@ -7,7 +7,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -112,12 +114,23 @@ class Cost:
 
 
 def cost(
-    user: UserData, device: str = "auto", *, sized: bool = False, progress: Progress | None = None
+    user: UserData,
+    device: str = "auto",
+    *,
+    sized: bool = False,
+    progress: Progress | None = None,
+    left_out: int = 0,
 ) -> tuple[Finding, FirstRun | None]:
     """What training on user data takes with the default settings, as a finding, and a first run that ends soon; or
-    why it cannot be done. `sized` says that the image size was chosen, so that no other is tried."""
+    why it cannot be done.
+
+    Args:
+        sized: the image size was chosen, so that no other is tried.
+        left_out: bytes of rows that training will have and `user` has not.
+    """
     try:
         found = measure(user, pick_device(device), sized=sized, progress=progress)
+        found = replace(found, usual=_with_rows(found.usual, left_out))
     except (MixMatchError, RuntimeError, MemoryError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         advice = "fix what it says, or try smaller images or batches with image_size= or batch_size="
@@ -235,6 +248,18 @@ def _embedded(data: Data, settings: Settings, device: torch.device) -> tuple[Dat
 
 def _fewer_tests(data: Data) -> Data:
     return replace(data, split=replace(data.split, test=data.split.test[:TEST_ROWS]))
+
+
+def _with_rows(trial: Trial, left_out: int) -> Trial:
+    """A trial with the memory that it would have taken with more rows."""
+    if trial.memory is None or not left_out:
+        return trial
+    if trial.device.type == "cuda":
+        return replace(trial, memory=trial.memory + left_out)
+    now = trial.memory
+    with suppress(OSError):  # elsewhere than on Linux the peak stands for it
+        now = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    return replace(trial, memory=max(trial.memory, now + left_out))
 
 
 def _peak(device: torch.device) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -108,6 +108,13 @@ class UserData(Rows):
     def tested(self) -> npt.NDArray[np.int64]:
         """Row numbers of the test rows."""
         return np.arange(self.num_train, len(self), dtype=np.int64)
+
+    def with_unlabeled(self, most: int) -> UserData:
+        """All rows of features but for unlabeled ones beyond the first so many."""
+        rows = np.sort(np.concatenate([self.labeled, self.unlabeled[:most], self.tested]))
+        part = tuple(self.part[row] for row in rows)
+        taken = {"inputs": self.inputs[rows], "labels": self.labels[rows], "part": part}
+        return replace(self, **taken, files=[self.files[row] for row in rows])
 
 
 @dataclass(frozen=True)
