@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,12 +15,12 @@ from torch import Tensor, nn
 
 from mixmatch.augment import CropFlip, unaugmented
 from mixmatch.data.cache import digest, new_file
+from mixmatch.data.packed import read_packed
 from mixmatch.data.source import Rows, Source
 from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
 from mixmatch.networks.frozen import Basic, Embedded, build_frozen
 from mixmatch.networks.precision import full_fp32
-from mixmatch.storage import check_plain
 
 MOST_VALUES = 250_000_000
 """Numbers in memory, a gigabyte: of very many images there are fewer views."""
@@ -171,13 +170,11 @@ def _load(file: Path | None, shape: tuple[int, ...]) -> dict[bytes, Floats]:
     """The features by the hash of the image's pixels; none if the file is not there or not whole."""
     if file is None:
         return {}
-    try:
-        check_plain(file)
-        with np.load(file, allow_pickle=False) as content:
-            names, features = content["names"], content["features"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    content = read_packed(file) or {}
+    names, features = content.get("names"), content.get("features")
+    if names is None or features is None or names.dtype != np.uint8 or features.dtype != np.float32:
         return {}
-    if names.shape != (len(features), 16) or features.shape[1:] != shape:
+    if names.shape != (*features.shape[:1], 16) or features.shape[1:] != shape:
         return {}
     return {name.tobytes(): row for name, row in zip(names, features, strict=True)}
 

@@ -23,6 +23,7 @@ from mixmatch.data.split import Indices, Split
 from mixmatch.data.user.arrays import CONVERTED
 from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
+from mixmatch.storage import check_plain
 
 if TYPE_CHECKING:
     from mixmatch.settings import Settings
@@ -134,6 +135,7 @@ def _load_test(name: str, folder: Path, strict: bool) -> tuple[Rows, tuple[str, 
 
 def _read_array(path: Path) -> Rows:
     try:
+        check_plain(path)
         images = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise MixMatchError(f"{path} does not exist") from None

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mixmatch.data.cache import new_file
+from mixmatch.data.packed import read_packed
 from mixmatch.data.user.images import parallel_map
 from mixmatch.draws import generator
-from mixmatch.label.arrays import read_arrays
 
 Pictures = npt.NDArray[np.uint8]
 """(N, 32, 32, 3), as `mixmatch.data.user.images.decode_image` reads them; for a network, a multiple of 32 pixels."""
@@ -258,7 +258,7 @@ class _Kept(NamedTuple):
     @staticmethod
     def load(path: Path) -> _Kept | None:
         """None if there is nothing, or nothing that can be used: it is computed again."""
-        file = read_arrays(path) or {}
+        file = read_packed(path) or {}
         try:
             form, total = file["numbers"].tolist()
             if form != FORMAT or type(total) is not int:

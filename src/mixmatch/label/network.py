@@ -16,10 +16,10 @@ from torch import nn
 
 from mixmatch.augment import unaugmented
 from mixmatch.data.cache import digest, new_file
+from mixmatch.data.packed import read_packed
 from mixmatch.data.user.images import parallel_map
 from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
-from mixmatch.label.arrays import read_arrays
 from mixmatch.label.features import SIDE
 from mixmatch.networks.frozen import Basic, build_frozen
 from mixmatch.networks.precision import full_fp32
@@ -76,7 +76,7 @@ class Network:
 
 def _fill(basic: Basic, read: Read, total: int, path: Path) -> None:
     """The filters kept in the file, or, if there are none or the folder has outgrown them, new ones."""
-    file = read_arrays(path) or {}
+    file = read_packed(path) or {}
     with suppress(ValueError, KeyError, TypeError, RuntimeError):
         kept: dict[str, Any] = {name: torch.from_numpy(file[name]) for name in basic.state_dict()}
         if int(file["total"]) >= min(SAMPLE, total // 2):

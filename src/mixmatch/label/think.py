@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mixmatch.data.packed import read_packed
 from mixmatch.errors import MixMatchError
 from mixmatch.label import check, features, suggest
-from mixmatch.label.arrays import read_arrays
 from mixmatch.label.embed import identities
 from mixmatch.label.program import answering, read_answer
 
@@ -18,7 +18,7 @@ from mixmatch.label.program import answering, read_answer
 def think(asked: dict[str, Any]) -> dict[str, Any]:
     """Answer a question of `Thinking`."""
     names = identities(read_answer(Path(asked["listing"])))
-    arrays = read_arrays(Path(asked["arrays"]))
+    arrays = read_packed(Path(asked["arrays"]))
     if arrays is None:
         raise MixMatchError(f"{asked['arrays']} cannot be read: ask again")
     labels, exclude = arrays["labels"].astype(np.int64), arrays["exclude"].astype(bool)
@@ -78,7 +78,7 @@ def _doubts(
 
 def _of_run(path: Path, total: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None]:
     """Probabilities and features by picture, rows of NaN for those the run has not seen."""
-    file = read_arrays(path)
+    file = read_packed(path)
     if file is None:
         raise MixMatchError(f"{path} cannot be read: train again")
     numbers = file["numbers"]

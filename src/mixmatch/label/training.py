@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from mixmatch import __version__
+from mixmatch.data.packed import read_packed
 from mixmatch.errors import MixMatchError
-from mixmatch.label.arrays import read_arrays
 from mixmatch.label.book import Refused
 from mixmatch.label.course import (
     AT_WORK,
@@ -347,7 +347,7 @@ class Trainings:
         about = self._about[run]
         if about.get("listing") != self.book.listing.id:
             return False
-        arrays = read_arrays(self._folder(run) / "guesses.npz") or {}
+        arrays = read_packed(self._folder(run) / "guesses.npz") or {}
         numbers, probabilities = arrays.get("numbers"), arrays.get("probabilities")
         classes = about.get("classes", [])
         if numbers is None or probabilities is None or numbers.ndim != 1 or numbers.dtype.kind != "i":

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mixmatch.errors import MixMatchError
+from mixmatch.storage import check_plain
 
 PREFIX = "timm:"
 SMALLEST = 160
@@ -183,6 +184,7 @@ def _check_complete(
 def read_weights(path: Path) -> Mapping[str, Tensor]:
     """The tensors of a .safetensors file, or of a .pth one as long as it holds nothing else."""
     try:
+        check_plain(path)
         if path.suffix == ".safetensors":
             return load_file(path)
         loaded: Any = torch.load(path, map_location="cpu", weights_only=True)

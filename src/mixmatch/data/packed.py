@@ -1,4 +1,4 @@
-"""Arrays that are kept beside the labels, read with care: the folder may come from anyone."""
+"""Arrays that are kept beside data or labels, read with care: the folder may come from anyone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST = 2**33
 """Bytes, packed or not."""
 
 
-def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]] | None:
+def read_packed(path: Path) -> dict[str, npt.NDArray[Any]] | None:
     """The arrays of a .npz file by name. None if there is none, or none that can be read: it is made again."""
     try:
         with open_plain(path, MOST) as file:
