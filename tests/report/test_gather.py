@@ -52,17 +52,18 @@ def test_features_are_asked_for_or_found() -> None:
 def with_junk(path: Path, junk: bool, test: bool = True) -> Path:
     """Digits 0 to 3, 15 labels each; the unlabeled images may be of 4 to 9 as well."""
     digits, rng = load_digits(), np.random.default_rng(0)
-    labels, order = np.full(len(digits.target), -1), rng.permutation(len(digits.target))
+    images, target = digits.images[:1000], digits.target[:1000]
+    labels, order = np.full(len(target), -1), rng.permutation(len(target))
     for c in range(4):
-        labels[order[digits.target[order] == c][:15]] = c
-    kept = (digits.target < 4) | (junk & (digits.target < 7))
-    held = np.isin(np.arange(len(labels)), order[digits.target[order] < 4][-120:]) & (labels < 0) if test else ~kept
-    arrays = {"x": digits.images * 15.9, "y": labels}
+        labels[order[target[order] == c][:15]] = c
+    kept = (target < 4) | (junk & (target < 7))
+    held = np.isin(np.arange(len(labels)), order[target[order] < 4][-120:]) & (labels < 0) if test else ~kept
+    arrays = {"x": images * 15.9, "y": labels}
     parts = {name: values[kept & ~held] for name, values in arrays.items()}
     if test:
-        parts |= {"x_test": arrays["x"][held], "y_test": digits.target[held]}
+        parts |= {"x_test": arrays["x"][held], "y_test": target[held]}
     np.savez(path, **{name: v.astype(np.uint8 if name[0] == "x" else np.int64) for name, v in parts.items()})
-    np.save(path.with_suffix(".truth.npy"), digits.target[kept & ~held])
+    np.save(path.with_suffix(".truth.npy"), target[kept & ~held])
     return path
 
 
