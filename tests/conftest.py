@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -15,6 +16,11 @@ import pytest
 # A shell starts jobs in the background with Ctrl-C ignored, and a run leaves it so. Tests of stopping need it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: it need not be looked at whenever runs that end give back their memory."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ def source() -> Source:
 
 
 def job(out: Path, seed: int, **given: Any) -> dict[str, Any]:
-    settings = {"method": "mixmatch", "labels": 12, "batch_size": 6, "pad": 1, "steps": 70, "eval_every": 30}
+    settings = {"method": "mixmatch", "labels": 12, "batch_size": 6, "pad": 1, "steps": 24, "eval_every": 10}
     more = {"network": "wrn-10-1", "device": "cpu", "reporter": Quiet()}
     return {"data": source(), "out": out, "seed": seed, **settings, **more, **given}
 
@@ -92,7 +92,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
 def test_an_interruption_saves_every_run(tmp_path: Path) -> None:
     class Stops(Quiet):
         def steps(self, step: int, values: Any) -> None:
-            if step >= 32:
+            if step >= 11:
                 signal.raise_signal(signal.SIGINT)
 
     jobs = [job(tmp_path / "a", 1), job(tmp_path / "b", 2, reporter=Stops()), job(tmp_path / "c", 3)]
@@ -155,7 +155,7 @@ def test_after_running_out_of_memory_a_run_resumes_in_its_own_folder(
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
 
 
-@pytest.mark.parametrize("steps", [0, 64])
+@pytest.mark.parametrize("steps", [0, 20])
 def test_too_little_memory_for_a_run_alone_is_one_line(
     steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +177,7 @@ def test_too_little_memory_for_a_run_alone_is_one_line(
 
     monkeypatch.setattr(engine.Trainer, "advance", noted)
     with pytest.raises(MixMatchError, match=message) as told:
-        mixmatch.train(**job(tmp_path / "run", 1, reporter=Full(), checkpoint_every=32))
+        mixmatch.train(**job(tmp_path / "run", 1, reporter=Full(), checkpoint_every=10))
     assert "\n" not in str(told.value)
     assert str(tmp_path / "run") in str(told.value)
     assert isinstance(told.value, torch.OutOfMemoryError)  # as who calls PyTorch may expect

@@ -22,6 +22,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import mixmatch
+from forks import Fork, command
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.decode import shard_folder
 from mixmatch.execution.ray_data import Place, place_of
@@ -79,18 +80,17 @@ def finished(folder: Path) -> list[Path]:
 
 def test_killed_and_begun_again(run: Path, photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "classes"
-    words = [sys.executable, "-m", "mixmatch", "predict", run, photos, "--output-dir", out, "--shard-size", "50"]
-    command = [*map(str, words), "--device", "cpu", "--json"]
-    first = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    words = ["predict", run, photos, "--output-dir", out, "--shard-size", 50, "--device", "cpu", "--json"]
+    first = Fork(command, *words, output=tmp_path / "said")
     try:
         wait_until(lambda: len(finished(out)) >= 3)
     finally:
         first.kill()
-        first.wait(timeout=60)
     kept = [mark.stem for mark in finished(out)]
     assert 3 <= len(kept) < FILES // 50
     before = {number: (out / f"part-{number}.csv").stat().st_mtime_ns for number in kept}
-    again = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    program = [sys.executable, "-m", "mixmatch", *map(str, words)]
+    again = subprocess.run(program, capture_output=True, text=True, timeout=240)
     assert again.returncode == 1, again.stderr  # some files cannot be read
     assert again.stderr.splitlines() == [
         f"{out}: 2,000 predictions in 40 shards ({len(kept)} finished before)",

@@ -15,14 +15,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from forks import Fork
 from mixmatch import networks, storage
+from mixmatch.data.source import Rows, Source
+from mixmatch.data.split import make_split
 from mixmatch.errors import MixMatchError
+from mixmatch.settings import resolve
 from mixmatch.training import checkpoint
 from mixmatch.training.checkpoint import Checkpoint, Damaged, list_checkpoints, load, save
+from mixmatch.training.loop import fit
+from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunFolder
 from mixmatch.training.tensors import to_bytes
+from mixmatch.training.trainer import Trainer
 
 NAMES = ["ema.safetensors", "optimizer.safetensors", "state.json", "weights.safetensors"]
 
@@ -298,38 +305,27 @@ def test_checkpoints_by_name(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------- real processes
 
-FULL_DISK = """if True:
-    import resource, sys
-    from pathlib import Path
-    import numpy as np, torch
-    from torch import nn
-    from mixmatch.data.source import Rows, Source
-    from mixmatch.data.split import make_split
-    from mixmatch.errors import MixMatchError
-    from mixmatch.settings import resolve
-    from mixmatch.training.loop import fit
-    from mixmatch.training.trainer import Trainer
-    from mixmatch.training.progress import Quiet
-    from mixmatch.training.run import RunFolder
+
+def fill_the_disk(folder: Path, at: int) -> None:
+    """Train in a process that can write no more at a step."""
+    import resource
+
+    class FillsUp(Quiet):
+        def steps(self, step: int, values: Any) -> None:
+            if step == at:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
     rng = np.random.default_rng(0)
     images = Rows(rng.integers(0, 256, (20, 4, 4, 1), np.uint8), np.arange(20) % 2)
     source = Source("tiny", ("a", "b"), images, images)
-    settings = resolve("tiny", dict(method="supervised", labels=4, steps=6, batch_size=4, pad=1, eval_every=2))
+    given = {"method": "supervised", "labels": 4, "steps": 6, "batch_size": 4, "pad": 1, "eval_every": 2}
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(16, 200), nn.ReLU(), nn.Linear(200, 2))
-    trainer = Trainer(settings, source, make_split(source, 4, 1), network, torch.device("cpu"))
-
-    class FillsUp(Quiet):
-        def steps(self, step, values):
-            if step == int(sys.argv[2]):
-                resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-
+    trainer = Trainer(resolve("tiny", given), source, make_split(source, 4, 1), network, torch.device("cpu"))
     try:
-        fit(trainer, RunFolder(Path(sys.argv[1])), FillsUp(), checkpoint_every=2)
+        fit(trainer, RunFolder(folder), FillsUp(), checkpoint_every=2)
     except MixMatchError as error:
-        print(error)
-"""
+        print(error, file=sys.stderr)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="limits the size of files with setrlimit")
@@ -341,15 +337,14 @@ FULL_DISK = """if True:
     ],
 )
 def test_a_disk_that_takes_no_more(tmp_path: Path, full_at: int, left: list[str], told: str) -> None:
-    child = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path), str(full_at)], capture_output=True, text=True, check=True
-    )
-    assert child.stdout == (
-        f"cannot write to {tmp_path} (File too large): {told}; make room, then continue with resume=True\n"
-    ), child.stderr
-    assert sorted(p.name for p in (tmp_path / "checkpoint").iterdir()) == left
+    run = tmp_path / "run"
+    run.mkdir()
+    assert Fork(fill_the_disk, run, full_at, output=tmp_path / "said").ended(120) == (
+        0, f"cannot write to {run} (File too large): {told}; make room, then continue with resume=True\n"
+    )  # fmt: skip
+    assert sorted(p.name for p in (run / "checkpoint").iterdir()) == left
     for name in left:
-        assert load(tmp_path / "checkpoint" / name).state["evaluations"] == int(name[-1]) // 2
+        assert load(run / "checkpoint" / name).state["evaluations"] == int(name[-1]) // 2
 
 
 MAKE_BYTES = """if True:
