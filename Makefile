@@ -9,7 +9,7 @@ SECONDS ?= 300
 # One thread per test process: with two processes on two cores, more threads only get in each other's way.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: run test lint types unit soak soak-labels fuzz format docs clean
+.PHONY: run test lint types unit soak soak-labels soak-many fuzz format docs clean
 
 run: $(VENV)/installed
 	$(BIN)/mixmatch compare digits --labels 20 --seeds $(SEEDS) --out runs/digits
@@ -34,6 +34,11 @@ soak: $(VENV)/ready
 # The same for a process that labels: no label that was said to be saved may be lost.
 soak-labels: $(VENV)/ready
 	$(TEST_ENV) $(BIN)/python tests/soak_labels.py --kills $(KILLS)
+
+# The same for one run over two processes, and for a list of runs that a driver has done by workers.
+soak-many: $(VENV)/ready
+	$(TEST_ENV) $(BIN)/python tests/soak_many.py --way processes --kills $(KILLS)
+	$(TEST_ENV) $(BIN)/python tests/soak_many.py --way driver --kills $(KILLS)
 
 # Attack with damaged and hostile files for some minutes.
 fuzz: $(VENV)/ready
