@@ -15,7 +15,7 @@ from typing import Any
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
-    ["torch._dynamo", "torch.utils.tensorboard", "pytest", "mixmatch.api", "mixmatch.cli", "mixmatch.cli.train"]
+    ["torch.utils.tensorboard", "pytest", "mixmatch.api", "mixmatch.cli", "mixmatch.cli.train"]
 )
 
 

@@ -321,6 +321,7 @@ def test_a_run_that_failed_gives_its_memory_back_at_once(tmp_path: Path, monkeyp
 
     def noted(*args: Any) -> nn.Module:
         network = build(*args)
+        network.around = [network]  # as many are: it goes only when garbage is collected
         built.append(weakref.ref(network))
         return network
 

@@ -94,7 +94,5 @@ MOMENTS = [("asked", 0), ("suggested", 2), ("training", 3), ("done", 4), ("done"
 """When the driver dies, and with which trial. The last is one that was stopped."""
 
 if __name__ == "__main__":
-    import torch._dynamo  # noqa: F401  # here, and not in each of the forked processes, which takes them a second
-
     for moment, trial in MOMENTS:
         killed(Path(sys.argv[1]), moment, trial)
