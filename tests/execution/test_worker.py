@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import STEPS, tiny
+from jobs import SHORT, tiny
 from torch import nn
 
 from mixmatch.errors import MixMatchError
@@ -182,7 +182,7 @@ def test_progress_is_read_from_the_folder(tmp_path: Path) -> None:
     follower.ended(0, ["a note"])
     follower.ended(1)
     assert started == [0, 1]
-    begin = [f"digits mixmatch 10/{STEPS}", 30, "error 80.0", 40]
+    begin = [f"digits mixmatch 10/{SHORT}", 30, "error 80.0", 40]
     lost = "its process or machine was lost: resumed at step 40 by another"
     assert seen.events == [*begin, lost, "a note", "closed"]
 
