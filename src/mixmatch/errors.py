@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from mixmatch.text import printable
 
@@ -16,6 +17,21 @@ class MixMatchError(Exception):
 
     def __str__(self) -> str:
         return printable(super().__str__())
+
+
+@contextmanager
+def explaining(what: str, remedy: str = "") -> Iterator[None]:
+    """Make one line of a file system's error: what cannot be done, why, and the remedy.
+
+    >>> with explaining("cannot write runs/a", "choose another folder with out="):
+    ...     raise OSError(30, "Read-only file system")
+    Traceback (most recent call last):
+    mixmatch.errors.MixMatchError: cannot write runs/a: Read-only file system; choose another folder with out=
+    """
+    try:
+        yield
+    except OSError as error:
+        raise MixMatchError(f"{what}: {error.strerror or error}{remedy and f'; {remedy}'}") from None
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:

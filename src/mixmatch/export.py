@@ -25,7 +25,7 @@ from mixmatch import __version__
 from mixmatch.augment import to_unit_range
 from mixmatch.classifier import NORMALIZATION, Classifier, load_run
 from mixmatch.data.user.encoding import Numeric
-from mixmatch.errors import MixMatchError, unknown
+from mixmatch.errors import MixMatchError, explaining, unknown
 from mixmatch.storage import replace_durably
 
 TOLERANCE = 1e-4
@@ -114,7 +114,7 @@ def export_model(
 
 def to_safetensors(classifier: Classifier, path: Path) -> None:
     """The same file as model.safetensors in a run folder: the weights, and the classes and shapes as metadata."""
-    with _writing(path):
+    with explaining(f"cannot write {path}"):
         classifier.save(path)
 
 
@@ -136,7 +136,7 @@ def to_onnx(classifier: Classifier, path: Path) -> float:
             f"the exported model gives other probabilities than the classifier (they differ by {difference:.2g}, more "
             f"than {TOLERANCE:g}): nothing is written"
         )
-    with _writing(path):
+    with explaining(f"cannot write {path}"):
         replace_durably(path, content)
     return difference
 
@@ -269,11 +269,3 @@ def _quiet() -> Iterator[None]:
             yield
         finally:
             logger.setLevel(level)
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise MixMatchError(f"cannot write {path}: {error.strerror or error}") from None

@@ -89,16 +89,12 @@ def top_mistakes(counts: Ints, most: int) -> list[tuple[int, int, int]]:
     return [(true, taken, n) for true, taken, n in found if n > 0]
 
 
-def calibration(probabilities: Floats, labels: Ints, bins: int = BINS) -> Calibration:
-    """The expected calibration error: how far confidence is from accuracy, averaged over bins of equal width.
+def reliability(confidence: Floats, is_right: npt.NDArray[np.bool_], bins: int = BINS) -> Calibration:
+    """The expected calibration error: how far confidence, the probability of each predicted class, is from accuracy,
+    averaged over bins of equal width.
 
     A prediction of confidence c lies in the bin with low < c <= high.
     """
-    return reliability(probabilities.max(axis=1), probabilities.argmax(axis=1) == labels, bins)
-
-
-def reliability(confidence: Floats, is_right: npt.NDArray[np.bool_], bins: int = BINS) -> Calibration:
-    """The same, of the probability of each predicted class and whether that is right."""
     right = is_right.astype(np.float64)
     which = np.digitize(confidence, np.arange(1, bins) / bins, right=True)
     found = []

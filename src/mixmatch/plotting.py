@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import explaining
 from mixmatch.storage import replace_durably
 
 COLORS = (
@@ -76,13 +76,12 @@ def save(figure: Any, path: Path, suffixes: Sequence[str] = ()) -> None:
     is replaced, not followed."""
     dates = {".svg": "Date", ".pdf": "CreationDate"}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for suffix in suffixes or [path.suffix]:
-            date = dates.get(suffix.lower())
-            content, kind = io.BytesIO(), suffix.lower().removeprefix(".")
-            figure.savefig(content, format=kind or None, dpi=150, metadata={date: None} if date else None)
-            replace_durably(path.with_suffix(suffix), content.getvalue())
-    except OSError as error:
-        raise MixMatchError(f"{path} cannot be written ({error.strerror})") from None
+        with explaining(f"cannot write {path}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for suffix in suffixes or [path.suffix]:
+                date = dates.get(suffix.lower())
+                content, kind = io.BytesIO(), suffix.lower().removeprefix(".")
+                figure.savefig(content, format=kind or None, dpi=150, metadata={date: None} if date else None)
+                replace_durably(path.with_suffix(suffix), content.getvalue())
     finally:
         pyplot().close(figure)

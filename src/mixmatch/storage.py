@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import glob
+import hashlib
 import json
 import os
 import shutil
@@ -95,6 +96,12 @@ def read_plain(path: Path, most: int, *, follow: bool = False) -> bytes:
     """The content of a plain file of at most `most` bytes."""
     with open_plain(path, most, follow=follow) as file:
         return file.read()
+
+
+def file_sha256(path: Path, most: int = sys.maxsize, *, follow: bool = False) -> str:
+    """The hash of a plain file of at most `most` bytes."""
+    with open_plain(path, most, follow=follow) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path, most: int = MOST_JSON, *, follow: bool = False) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -44,6 +46,18 @@ def from_cell(text: str) -> str:
     ('=1+1', "'cat'")
     """
     return text[1:] if text.startswith("'") and _RUN.match(text) else text
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Rows as a CSV file that may be opened in a spreadsheet, see `to_cell`.
+
+    >>> print(csv_text([["name", "n"], ["=1+1", 2]]), end="")
+    name,n
+    '=1+1,2
+    """
+    out = io.StringIO(newline="")
+    csv.writer(out, lineterminator="\n").writerows(map(to_cell, row) for row in rows)
+    return out.getvalue()
 
 
 def count(n: int, noun: str, plural: str | None = None) -> str:

@@ -254,7 +254,7 @@ def test_the_page_of_results(call: Call, tmp_path: Path) -> None:
 def test_a_page_that_cannot_be_written(call: Call, tmp_path: Path) -> None:
     result = call("results", "--results", tmp_path, "--output", tmp_path)
     assert (result.code, result.out) == (2, "")
-    assert result.err == f"error: {tmp_path} cannot be written (Is a directory)\n"
+    assert result.err == f"error: cannot write {tmp_path}: Is a directory\n"
 
 
 def test_no_folder_of_records(call: Call) -> None:

@@ -81,7 +81,7 @@ def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "file").touch()
     for path in (tmp_path / "folder.png", tmp_path / "file/curve.png"):
-        with pytest.raises(MixMatchError, match="cannot be written"):
+        with pytest.raises(MixMatchError, match="cannot write"):
             figures.curve(record(), path)
 
 

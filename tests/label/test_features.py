@@ -90,8 +90,14 @@ def test_computed_once_per_picture_and_kept(tmp_path: Path, monkeypatch: pytest.
         return None if row == 5 else pictures[row]
 
     names = [f"{row}.jpg|10|1" for row in range(100)]
-    stops = iter([False, True])
-    part = features.compute(read, names, cache, stop=lambda: next(stops))
+
+    def killed(done: int, total: int) -> None:
+        if done > 60:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        features.compute(read, names, cache, progress=killed)
+    part = features.load(names, cache)
     assert len(reads) == 60 + 16 == len(set(reads))
     assert int(part.known.sum()) == 76 - (5 in reads)
     seen = []

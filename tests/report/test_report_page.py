@@ -209,7 +209,7 @@ def test_many_classes_show_the_most_confused(digits_run: Path, read_page) -> Non
     labels, answers = rng.integers(0, 100, 3000), rng.integers(0, 100, 3000)
     answers[:2000] = labels[:2000]
     counts = measure.confusion(labels, answers, 100)
-    sure = measure.calibration(np.eye(100)[answers], labels)
+    sure = measure.reliability(np.ones(3000), answers == labels)
     mistake = Shown(np.zeros((8, 8, 1), np.uint8), '<i>"&', '<i>"taken"', 0.99999, true="<i>&amp;")
     evaluated = Evaluated(3000, int((labels != answers).sum()), counts, measure.class_scores(counts), sure, [mistake])
     classes = tuple(f'<i>{c} & "x"' for c in range(100))

@@ -114,9 +114,9 @@ def check(
         screen.print(f"pixel sha256 of {title}: {part['sha256']}", soft_wrap=True)
 
 
-def read_with_bar(path: Path, reading: data.Reading, shown: bool = True) -> UserData:
+def read_with_bar(path: Path, reading: data.Reading) -> UserData:
     """User data, with a bar on a terminal while images are decoded."""
-    with bar("reading images", shown) as progress:
+    with bar("reading images") as progress:
         return data.read_user_data(path, reading, progress=progress)
 
 

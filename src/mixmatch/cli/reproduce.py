@@ -27,7 +27,7 @@ from mixmatch.cli.options import (
     show,
     warn,
 )
-from mixmatch.errors import MixMatchError, unknown
+from mixmatch.errors import MixMatchError, explaining, unknown
 from mixmatch.execution.executor import executor_for
 from mixmatch.experiments import figures, paper_tables, records
 from mixmatch.experiments.reproduce import Planned, choose, estimate, find_table, finished, plan, run_all, state
@@ -139,12 +139,10 @@ def _report(
     if others := paper_tables.not_in([table], ours, extra, steps):
         parts += ["## Other runs", paper_tables.OTHER, *paper_tables.other_runs(others)]
     text = "\n\n".join(parts) + "\n"
-    try:
+    with explaining(f"cannot write the report to {results}"):
         replace_durably(results / f"{name}.md", text.encode())
         if name in PLOTTED:
             figures.error_by_labels(table, table.title.split(",")[0], known, results / f"{name}.png", steps)
-    except OSError as error:
-        raise MixMatchError(f"cannot write the report to {results} ({error.strerror or error})") from None
     return text
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mixmatch.cli.options import say, show, warn
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, explaining
 from mixmatch.experiments import figures, headline, records
 from mixmatch.experiments.headline import results_page
 
@@ -53,8 +53,6 @@ def results(
     if picture is not None:
         headline.draw(found, output.parent / picture)
         say(f"wrote {output.parent / picture}")
-    try:
+    with explaining(f"cannot write {output}"):
         output.write_text(results_page(found, picture))
-    except OSError as error:
-        raise MixMatchError(f"{output} cannot be written ({error.strerror})") from None
     say(f"wrote {output}")

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, explaining
 from mixmatch.storage import check_plain, temporary
 
 FORMAT = 1
@@ -70,14 +70,12 @@ def cached_array(
 @contextmanager
 def new_file(path: Path, what: str, remedy: str) -> Iterator[Path]:
     """A temporary name that becomes `path` once the file is written, whole or not at all."""
-    try:
-        with temporary(path) as part:
-            yield part
-            part.replace(path)
-    except OSError as error:
-        raise MixMatchError(
-            f"cannot keep {what} in {path.parent}: {error.strerror or error}; free some space there or {remedy}"
-        ) from error
+    with (
+        explaining(f"cannot keep {what} in {path.parent}", f"free some space there or {remedy}"),
+        temporary(path) as part,
+    ):
+        yield part
+        part.replace(path)
 
 
 def write_rows(path: Path, shape: tuple[int, ...], pieces: Iterable[npt.NDArray[np.uint8]]) -> None:

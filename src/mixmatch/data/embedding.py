@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from mixmatch.augment import CropFlip, unaugmented
-from mixmatch.data.cache import digest, new_file
-from mixmatch.data.packed import read_packed
+from mixmatch.data.cache import digest
+from mixmatch.data.packed import read_packed, write_packed
 from mixmatch.data.source import Rows, Source
 from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
@@ -182,5 +182,4 @@ def _load(file: Path | None, shape: tuple[int, ...]) -> dict[bytes, Floats]:
 def _save(file: Path, names: list[bytes], features: Floats, done: set[bytes]) -> None:
     rows = [row for row, name in enumerate(names) if name in done]
     kept = np.frombuffer(b"".join(names[row] for row in rows), np.uint8).reshape(-1, 16)
-    with new_file(file, "the features", "choose another data folder") as part, part.open("xb") as out:
-        np.savez(out, names=kept, features=features[rows])
+    write_packed(file, {"names": kept, "features": features[rows]}, "the features", "choose another data folder")

@@ -1,14 +1,16 @@
-"""Arrays that are kept beside data or labels, read with care: the folder may come from anyone."""
+"""Arrays that are kept beside data or labels: written whole, read with care. The folder may come from anyone."""
 
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mixmatch.data.cache import new_file
 from mixmatch.storage import open_plain
 
 MOST = 2**33
@@ -27,3 +29,9 @@ def read_packed(path: Path) -> dict[str, npt.NDArray[Any]] | None:
                 return {name: arrays[name] for name in arrays.files}
     except Exception:  # a damaged file makes zipfile, zlib and NumPy raise nearly everything
         return None
+
+
+def write_packed(path: Path, arrays: Mapping[str, npt.ArrayLike], what: str, remedy: str) -> None:
+    """Write arrays by name. If that fails, the error says `what` cannot be kept, and the `remedy`."""
+    with new_file(path, what, remedy) as part, part.open("xb") as file:
+        np.savez(file, **arrays)

@@ -15,7 +15,7 @@ from mixmatch.data.opened import Basis, Data
 from mixmatch.data.source import Rows, Source
 from mixmatch.data.split import make_split
 from mixmatch.declare import settings_of
-from mixmatch.errors import MixMatchError, unknown
+from mixmatch.errors import MixMatchError, explaining, unknown
 from mixmatch.execution.executor import Executor, Here
 from mixmatch.experiments import records as records_
 from mixmatch.experiments.tables import TABLES, Row, Table, label_count
@@ -139,12 +139,8 @@ def run_all(
 
     A run that fails does not stop the rest; returns those with the reason.
     """
-    try:
+    with explaining(f"cannot write to {records_folder}", "choose another folder with results="):
         records_folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise MixMatchError(
-            f"cannot write to {records_folder}: {error.strerror}; choose another folder with results="
-        ) from None
     records = records_.load_all(records_folder, warn=lambda message: None)
     numbers, heads, todo = {}, {}, {}
     for number, run in enumerate(runs, 1):

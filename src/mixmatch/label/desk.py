@@ -3,9 +3,7 @@ looking for files, keeping labels.csv and remembering what labeled files hold.""
 
 from __future__ import annotations
 
-import hashlib
 import os
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -13,7 +11,7 @@ from pathlib import Path
 
 from mixmatch.data.cache import digest
 from mixmatch.data.user.folder import Entry, Tree, scan
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, explaining
 from mixmatch.label.book import Book
 from mixmatch.label.exchange import (
     CSV_NAME,
@@ -32,7 +30,7 @@ from mixmatch.label.pictures import CannotShow, Pictures
 from mixmatch.label.thinking import Choice, Thinking
 from mixmatch.label.training import Trainings
 from mixmatch.label.view import Body, View
-from mixmatch.storage import open_plain, refuse_link, replace_durably, temporary
+from mixmatch.storage import file_sha256, refuse_link, replace_durably, temporary
 from mixmatch.text import count, listed, printable
 
 HIDDEN = ".mixmatch-labels"
@@ -269,10 +267,8 @@ class Desk:
             with suppress(OSError):
                 target.mkdir(parents=True)
                 break
-        try:
+        with explaining(f"cannot write {target}"):
             to_folders(pictures, self.root, target, links=links)
-        except OSError as error:
-            raise MixMatchError(f"cannot write {target}: {error.strerror or error}") from None
         return {"to": printable(str(target)), "count": len(pictures), "left_out": all_labels - len(pictures)}
 
     # --------------------------------------------------------------------------------------------------------- keeping
@@ -320,7 +316,6 @@ class Desk:
 def content_of(path: Path) -> str | None:
     """The hash of a file's content, None if it cannot be read."""
     try:
-        with open_plain(path, sys.maxsize, follow=True) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+        return file_sha256(path, follow=True)[:32]
     except OSError:
         return None

@@ -19,7 +19,7 @@ from mixmatch.data.user.folder import IGNORE, Entry, Tree, label_by_folder
 from mixmatch.label.book import Book, Refused
 from mixmatch.label.state import BROKEN, NONE
 from mixmatch.storage import read_plain
-from mixmatch.text import count, from_cell, listed, to_cell
+from mixmatch.text import count, csv_text, from_cell, listed
 
 CSV_NAME = "labels.csv"
 MOST_CSV = 2**29
@@ -61,15 +61,11 @@ def is_text(name: str) -> bool:
 def to_csv(book: Book) -> bytes:
     """Labels as `--labels-file` reads them. The exam is the test set; what is none of the classes, or no image, is left
     out of training altogether, where it would only do harm. What was skipped is unlabeled, like all the rest."""
-    out = io.StringIO(newline="")
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["file", "label", "part"])
-    for picture in labeled(book):
-        writer.writerow([to_cell(picture.file), to_cell(picture.label), "test" if picture.is_test else "train"])
+    rows = [(file, label, "test" if is_test else "train") for file, label, is_test in labeled(book)]
     for file in sorted(file for file, mark in book.state.marks.items() if mark.value in (NONE, BROKEN)):
         if (n := book.listing.numbers.get(file)) is not None and n not in book.listing.gone and is_text(file):
-            writer.writerow([to_cell(file), "", IGNORE])
-    return out.getvalue().encode()
+            rows.append((file, "", IGNORE))
+    return csv_text([("file", "label", "part"), *rows]).encode()
 
 
 def to_label_studio(book: Book) -> bytes:

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mixmatch.data.cache import new_file
-from mixmatch.data.packed import read_packed
+from mixmatch.data.packed import read_packed, write_packed
 from mixmatch.data.user.images import parallel_map
 from mixmatch.draws import generator
 
@@ -153,7 +152,6 @@ def compute(
     by: Callable[[Pictures], Floats] = describe,
     sample: int | None = None,
     progress: Callback | None = None,
-    stop: Callable[[], bool] | None = None,
 ) -> Features:
     """Features of all pictures of a folder; those that are in the cache are not read again.
 
@@ -164,7 +162,6 @@ def compute(
         names: what identifies each picture's content, such as path, size and time of change.
         cache: a file, `.npz`. A stopped computation keeps what it has.
         progress: called with how many pictures are done, and how many there are.
-        stop: asked now and then; once it says True, the rest is left out.
     """
     keys, sample = _keys(names), sample or SAMPLE
     kept = _Kept.load(cache)
@@ -192,8 +189,6 @@ def compute(
             if projection is not None and done - saved >= SAVE_EVERY:
                 _Kept(keys[seen], features.take(seen), projection).save(cache)
                 saved = done
-            if stop is not None and stop():
-                break
     finally:  # Ctrl-C too
         if projection is not None and done > saved:
             _Kept(keys[seen], features.take(seen), projection).save(cache)
@@ -244,16 +239,14 @@ class _Kept(NamedTuple):
     projection: Projection
 
     def save(self, path: Path) -> None:
-        with new_file(path, "the features of pictures", "choose another place for them") as part:
-            arrays: dict[str, Any] = {
-                "numbers": np.array([FORMAT, self.projection.total]),
-                "keys": self.keys,
-                **self.features._asdict(),
-                "mean": self.projection.mean,
-                "directions": self.projection.directions,
-            }
-            with part.open("wb") as file:
-                np.savez(file, **arrays)
+        arrays = {
+            "numbers": np.array([FORMAT, self.projection.total]),
+            "keys": self.keys,
+            **self.features._asdict(),
+            "mean": self.projection.mean,
+            "directions": self.projection.directions,
+        }
+        write_packed(path, arrays, "the features of pictures", "choose another place for them")
 
     @staticmethod
     def load(path: Path) -> _Kept | None:

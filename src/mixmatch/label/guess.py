@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mixmatch.classifier import load_run
-from mixmatch.data.cache import new_file
+from mixmatch.data.packed import write_packed
 from mixmatch.data.user.images import UnreadableImage, decode_image, parallel_map, quiet_pillow
 from mixmatch.label.program import answering, read_answer
 from mixmatch.report.gather import penultimate
@@ -53,8 +53,7 @@ def guess(asked: dict[str, Any]) -> dict[str, Any]:
     }
     if features:
         arrays["features"] = np.concatenate(features)
-    with new_file(Path(asked["guesses"]), "the guesses of a run", "train again") as part, part.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+    write_packed(Path(asked["guesses"]), arrays, "the guesses of a run", "train again")
     return {"classes": list(model.classes), "count": len(numbers)}
 
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, explaining
 from mixmatch.label.events import check_event
 from mixmatch.storage import open_own, read_plain, replace_durably, sync_folder, temporary
 from mixmatch.text import count, listed
@@ -48,12 +48,10 @@ class Log:
         self.notes: list[str] = []
         """What was found damaged, one line each."""
         self._copied = ""
-        try:
+        with explaining(f"cannot write the labels to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
             self._handle = open_own(self.path, most=MOST)
             sync_folder(folder)
-        except OSError as error:
-            raise MixMatchError(f"cannot write the labels to {folder}: {error.strerror or error}") from None
         self._length = 0
 
     def read(self, apply: Callable[[Event], object]) -> None:

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from mixmatch.augment import unaugmented
-from mixmatch.data.cache import digest, new_file
-from mixmatch.data.packed import read_packed
+from mixmatch.data.cache import digest
+from mixmatch.data.packed import read_packed, write_packed
 from mixmatch.data.user.images import parallel_map
 from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
@@ -87,5 +87,5 @@ def _fill(basic: Basic, read: Read, total: int, path: Path) -> None:
     if not pictures:
         return  # there is nothing to describe either
     basic.fit(np.stack(pictures))
-    with new_file(path, "the filters of pictures", "choose another place for them") as part, part.open("wb") as out:
-        np.savez(out, total=np.array(total), **{name: t.numpy() for name, t in basic.state_dict().items()})
+    arrays = {"total": total, **{name: tensor.numpy() for name, tensor in basic.state_dict().items()}}
+    write_packed(path, arrays, "the filters of pictures", "choose another place for them")

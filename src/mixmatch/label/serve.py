@@ -21,7 +21,7 @@ from typing import Any
 
 import uvicorn
 
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, explaining
 from mixmatch.label.answers import clean_name
 from mixmatch.label.desk import Desk, home_of
 from mixmatch.label.safety import Guard
@@ -140,11 +140,9 @@ def token_at(place: list[Any], record: Mapping[str, Any]) -> str:
 @contextmanager
 def locked(home: Path) -> Iterator[None]:
     """Hold a folder's labels against other servers; `AlreadyServed` names the one that has them."""
-    try:
+    with explaining(f"cannot keep labels in {home}"):
         home.mkdir(parents=True, exist_ok=True)
         file = os.fdopen(open_own(home / "lock"), "ab")
-    except OSError as error:
-        raise MixMatchError(f"cannot keep labels in {home}: {error.strerror or error}") from None
     with file:
         for _ in range(20):  # one that is just ending takes a moment
             if try_lock(file.fileno()):

@@ -7,7 +7,7 @@ rebuilds is what was there before. Pictures are files here, as they are in the l
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -370,11 +370,3 @@ def _describe(event: Event) -> str:
         "show": f"class {name} shown",
     }
     return words[do]
-
-
-def replayed(events: Iterable[Event]) -> State:
-    """The state that events come to."""
-    state = State()
-    for event in events:
-        state.apply(event)
-    return state

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mixmatch.data.cache import new_file
+from mixmatch.data.packed import write_packed
 from mixmatch.errors import MixMatchError, unknown
 from mixmatch.label.listing import NAME as LISTING
 from mixmatch.label.program import MOST_OUTPUT, Program, call, read_answer
@@ -204,8 +204,7 @@ class Thinking:
             }
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{what}.npz"
-        with new_file(path, "a question about pictures", "ask again") as part, part.open("xb") as file:
-            np.savez(file, **arrays)
+        write_packed(path, arrays, "a question about pictures", "ask again")
         return self._answer("mixmatch.label.think", what, asked | {"arrays": str(path)}) | about
 
     def _guesses(self, run: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from mixmatch.privacy.checks import PrivacyError
 from mixmatch.privacy.ledger import read_lines
 from mixmatch.privacy.mechanisms import Answer
 from mixmatch.privacy.votes import REFUSED, Votes, open_file, read_integers, read_json
+from mixmatch.text import csv_text
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,9 @@ def to_json(answers: Answers) -> str:
 
 def to_csv(answers: Answers) -> str:
     """A line for every query asked."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["query", "label", "source"])
     source = np.where(answers.by_teachers, "teachers", np.where(answers.answered, "student", ""))
-    writer.writerows(zip(answers.rows.tolist(), answers.labels.tolist(), source.tolist(), strict=True))
-    return text.getvalue()
+    rows = zip(answers.rows.tolist(), answers.labels.tolist(), source.tolist(), strict=True)
+    return csv_text([("query", "label", "source"), *rows])
 
 
 def read(path: Path) -> Answers:

@@ -26,7 +26,7 @@ from mixmatch.data.published.files import data_folder
 from mixmatch.data.source import Rows, Source
 from mixmatch.data.split import Indices
 from mixmatch.data.user.reading import IMAGE_SIZES
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, explaining
 from mixmatch.methods import METHODS
 from mixmatch.privacy.runs import RunOptions, Say, make_run, silent, train_runs, write_record
 from mixmatch.privacy.votes import Votes, from_labels
@@ -248,7 +248,7 @@ def _begin(out: Path, about: Record, shards: Sequence[Indices], resume: bool) ->
     except (OSError, ValueError) as error:
         raise MixMatchError(f"{path} cannot be read ({error})") from None
     if before is None:
-        try:
+        with explaining(f"cannot write to {out}", "choose another folder with out="):
             refuse_link(out / "teachers")
             for folder in (out, out / "teachers"):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -256,8 +256,6 @@ def _begin(out: Path, about: Record, shards: Sequence[Indices], resume: bool) ->
             replace_durably(out / "teachers" / "PRIVATE.txt", NOTICE.encode())
             rows = {"shards": [rows.tolist() for rows in shards]}
             replace_durably(path, json.dumps({**about, **rows}).encode(), PRIVATE)
-        except OSError as error:
-            raise MixMatchError(f"cannot write to {out}: {error.strerror}; choose another folder with out=") from None
         return
     if not resume:
         raise MixMatchError(f"{out} holds teachers already: add resume=True, or choose another folder with out=")

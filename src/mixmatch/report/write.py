@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,11 +10,11 @@ import torch
 from torch import nn
 
 from mixmatch.data.opened import Data
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import explaining
 from mixmatch.report.gather import Report, Shown, gather
 from mixmatch.report.page import render
 from mixmatch.storage import replace_durably
-from mixmatch.text import to_cell
+from mixmatch.text import csv_text
 from mixmatch.training.gain import Gain
 
 
@@ -71,17 +69,10 @@ def label_next(report: Report) -> str:
 
 
 def _csv(report: Report, rows: Sequence[Shown]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["file" if report.user_data else "row", "score", "predicted", "probability"])
-    for image in rows:
-        cells = image.name, f"{image.score:.6g}", image.predicted, f"{image.probability:.6g}"
-        writer.writerow(map(to_cell, cells))
-    return out.getvalue()
+    head = ("file" if report.user_data else "row", "score", "predicted", "probability")
+    return csv_text([head, *((r.name, f"{r.score:.6g}", r.predicted, f"{r.probability:.6g}") for r in rows)])
 
 
 def _write(path: Path, content: bytes) -> None:
-    try:
+    with explaining(f"cannot write {path}"):
         replace_durably(path, content)
-    except OSError as error:
-        raise MixMatchError(f"cannot write {path}: {error.strerror or error}") from None

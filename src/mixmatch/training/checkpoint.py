@@ -23,6 +23,7 @@ from torch import Tensor
 
 from mixmatch.storage import read_json, refuse_link, remove_doomed, remove_folder, sync_folder, write_durably
 from mixmatch.training import tensors
+from mixmatch.training.damage import json_sha256
 
 KEPT = 2
 TENSORS = ("weights", "ema", "optimizer", "method")
@@ -83,7 +84,7 @@ def save(folder: Path, checkpoint: Checkpoint, check: Callable[[], None] = lambd
             content = tensors.to_bytes(getattr(checkpoint, part))
             hashes[part] = hashlib.sha256(content).hexdigest()
             write_durably(temporary / f"{part}.safetensors", content)
-        state = {**checkpoint.state, "sha256": {**hashes, "state": _state_hash(checkpoint.state)}}
+        state = {**checkpoint.state, "sha256": {**hashes, "state": json_sha256(checkpoint.state)}}
         write_durably(temporary / "state.json", json.dumps(state, indent=1).encode())
         sync_folder(temporary)
         check()
@@ -117,7 +118,7 @@ def load(path: Path, most: int = tensors.MOST) -> Checkpoint:
         refuse_link(path)
         state = read_json(path / "state.json")
         hashes = state.pop("sha256")
-        if _state_hash(state) != hashes["state"]:
+        if json_sha256(state) != hashes["state"]:
             raise Damaged("state.json is not what was written")
         parts = {}
         for part in TENSORS:
@@ -157,10 +158,6 @@ def _check_state(state: Mapping[str, Any]) -> None:
     machines = state.get("machines") or []
     if not isinstance(machines, list) or not all(isinstance(each, dict) and "name" in each for each in machines):
         raise Damaged("state.json names machines that no run has been on")
-
-
-def _state_hash(state: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def _clean(folder: Path) -> None:

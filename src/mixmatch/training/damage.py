@@ -12,24 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mixmatch.storage import open_plain
-
 HASHES = "sha256"
 """What the hashes are called in result.json."""
 
 ITSELF = "result.json"
 
 
-def file_sha256(path: Path, most: int) -> str:
-    """The hash of a plain file."""
-    with open_plain(path, most) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def sealed(record: Mapping[str, Any], hashes: Mapping[str, str]) -> dict[str, Any]:
     """A record with the hashes of a run's files and of itself."""
     whole = {**record, HASHES: dict(hashes)}
-    return {**record, HASHES: {**hashes, ITSELF: _hash(whole)}}
+    return {**record, HASHES: {**hashes, ITSELF: json_sha256(whole)}}
 
 
 def is_whole(record: Mapping[str, Any]) -> bool:
@@ -40,10 +32,11 @@ def is_whole(record: Mapping[str, Any]) -> bool:
     if not isinstance(hashes, dict):
         return False
     others = {name: value for name, value in hashes.items() if name != ITSELF}
-    return bool(hashes.get(ITSELF) == _hash({**record, HASHES: others}))
+    return bool(hashes.get(ITSELF) == json_sha256({**record, HASHES: others}))
 
 
-def _hash(content: Mapping[str, Any]) -> str:
+def json_sha256(content: Mapping[str, Any]) -> str:
+    """A hash of plain values."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -25,6 +25,7 @@ from mixmatch.errors import MixMatchError
 from mixmatch.settings import Settings, from_dict
 from mixmatch.storage import (
     NotPlain,
+    file_sha256,
     open_own,
     open_plain,
     parse_json,
@@ -222,7 +223,7 @@ class RunFolder:
     def write_result(self, result: Record) -> RunRecord:
         """Write the record, with the hashes of the files it is about; returns it with them."""
         there = [name for name in SEALED if (self.path / name).exists()]
-        hashes = {name: damage.file_sha256(self.path / name, tensors.MOST) for name in there}
+        hashes = {name: file_sha256(self.path / name, tensors.MOST) for name in there}
         whole = damage.sealed({"format": FORMAT, **result}, hashes)
         self._write("result.json", whole)
         return _without_format(whole)
@@ -246,7 +247,7 @@ class RunFolder:
         hashes = {} if result is None else result.get(damage.HASHES, {})
         for name in names:
             try:
-                same = name not in hashes or damage.file_sha256(self.path / name, tensors.MOST) == hashes[name]
+                same = name not in hashes or file_sha256(self.path / name, tensors.MOST) == hashes[name]
             except FileNotFoundError:
                 raise self.damaged(name, "it is missing") from None
             except OSError as error:

@@ -90,10 +90,7 @@ def analyze(
         record |= analysis.plan_release(asked, order or record["order"])
         record["meaning"]["epsilon_sanitised_mean"] = analysis.MEANINGS["epsilon_sanitised_mean"]
     if plot is not None:
-        try:
-            analysis.plot(result.points, record, plot)
-        except OSError as error:
-            raise MixMatchError(f"cannot write {plot}: {error.strerror or error}") from None
+        analysis.plot(result.points, record, plot)
     if as_json:
         print_json(record)
         return

@@ -12,7 +12,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import explaining
 
 Matrix = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
@@ -140,15 +140,10 @@ class NumberStore:
 
     def add(self, block: Sequence[Matrix]) -> None:
         """The next rows of every column."""
-        try:
+        remedy = "free some space there, or name another folder with TMPDIR"
+        with explaining(f"cannot keep a table's numbers in {tempfile.gettempdir()}", remedy):
             for column in block:
                 self._file.write(column.tobytes())
-        except OSError as error:
-            where = tempfile.gettempdir()
-            raise MixMatchError(
-                f"cannot keep a table's numbers in {where}: {error.strerror or error}; free some space there, or name "
-                "another folder with TMPDIR"
-            ) from None
         self._rows.append(len(block[0]) if block else 0)
 
     def column(self, number: int) -> Matrix:

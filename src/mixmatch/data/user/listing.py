@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mixmatch.data.user.images import SUFFIXES, UnreadableImage
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, explaining
 
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://")
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "hdfs": "tables"}
@@ -122,10 +122,8 @@ class _Disk:
         if not os.path.isdir(path):  # noqa: PTH112
             yield path
             return
-        try:
+        with explaining(f"cannot read {path}"):
             os.scandir(path).close()
-        except OSError as error:
-            raise MixMatchError(f"cannot read {path}: {error.strerror}") from None
         empty = True
         for name in _below(path):
             empty = False

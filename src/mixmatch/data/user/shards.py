@@ -10,10 +10,8 @@ hash of its pixels. What is read may come from anyone: what does not fit is one 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, astuple
 from pathlib import Path
@@ -34,8 +32,8 @@ from mixmatch.data.user.images import (
 )
 from mixmatch.data.user.reading import Reading
 from mixmatch.data.user.rows import Finding, Part, Severity, UserData
-from mixmatch.errors import MixMatchError
-from mixmatch.storage import open_plain, read_json, replace_durably
+from mixmatch.errors import MixMatchError, explaining
+from mixmatch.storage import file_sha256, read_json, replace_durably
 
 INDEX = "shards.json"
 SHARD_SIZE = 50_000
@@ -99,10 +97,8 @@ def begin(
         if (_load(_list(out, number)) or {}).get("entries") != entries:
             _save(_list(out, number), {"entries": entries})
     for file in [file for file in out.iterdir() if OWN.fullmatch(file.name) and int(file.stem) >= len(starts)]:
-        try:
+        with explaining(f"cannot remove {file}"):
             file.unlink()  # when shards were smaller
-        except OSError as error:
-            raise MixMatchError(f"cannot remove {file}: {error.strerror or error}") from None
     return Order(str(out.absolute()), str(folder.root.resolve()), cast(Any, shape)), len(starts), len(folder.entries)
 
 
@@ -250,16 +246,13 @@ def _load(file: Path) -> dict[str, Any] | None:
 
 
 def _save(file: Path, content: dict[str, Any]) -> None:
-    try:
+    with explaining(f"cannot write {file}"):
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_durably(file, json.dumps(content).encode())
-    except OSError as error:
-        raise MixMatchError(f"cannot write {file}: {error.strerror or error}") from None
 
 
 def _sha256(file: Path) -> str | None:
     try:
-        with open_plain(file, sys.maxsize, follow=True) as content:
-            return hashlib.file_digest(content, "sha256").hexdigest()
+        return file_sha256(file, follow=True)
     except OSError:
         return None

@@ -61,10 +61,10 @@ class Table:
         other = f"; name the right one with {parameter}" if parameter else ""
         raise MixMatchError(f"{self.path} has no column '{name}'{hint} (it has {listed(self.header, 8)}){other}")
 
-    def require(self, name: str, parameter: str = "") -> None:
+    def require(self, name: str) -> None:
         """Refuse a name that is not there, without reading the column."""
         if name not in self._names:
-            self.column(name, parameter)
+            self.column(name)
 
     def text(self, name: str, parameter: str = "") -> Names:
         """A column that was asked for as text."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -21,7 +19,7 @@ from mixmatch.classifier import load_run
 from mixmatch.declare import Range
 from mixmatch.experiments.tune.space import Choices
 from mixmatch.storage import replace_durably
-from mixmatch.text import count, to_cell
+from mixmatch.text import count, csv_text
 from mixmatch.training.run import Record
 
 if TYPE_CHECKING:
@@ -233,15 +231,10 @@ def _toml(value: Any) -> str:
 
 
 def trials_csv(result: Result) -> str:
-    text = io.StringIO()
     names = list(result.best.settings)
     plain = ("number", "state", "error", "steps", "seconds", "folder", "reason")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*plain, *names])
-    for trial in result.trials:
-        cells = [*(getattr(trial, name) for name in plain), *(trial.settings.get(name) for name in names)]
-        writer.writerow(map(to_cell, cells))
-    return text.getvalue()
+    rows = ([getattr(t, name) for name in plain] + [t.settings.get(name) for name in names] for t in result.trials)
+    return csv_text([[*plain, *names], *rows])
 
 
 def plot(sweep: Sweep, result: Result, path: Path) -> None:
