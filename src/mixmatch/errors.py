@@ -58,3 +58,12 @@ def unknown(what: str, name: str, known: Iterable[str], of: str = "") -> MixMatc
     near = nearest(name, names)
     hint = f": did you mean '{near}'?" if near else f" (known: {', '.join(names) or 'none'})"
     return MixMatchError(f"unknown {what} '{name}'{f' of {of}' if of else ''}{hint}")
+
+
+def not_installed(what: str, package: str, extra: str, instead: str = "") -> MixMatchError:
+    """The error for what takes an optional package.
+
+    >>> str(not_installed("ray=auto", "Ray", "ray"))
+    "ray=auto needs Ray, which is not installed: pip install 'mixmatch[ray]'"
+    """
+    return MixMatchError(f"{what} needs {package}, which is not installed: pip install 'mixmatch[{extra}]'{instead}")

@@ -25,7 +25,7 @@ from mixmatch import __version__
 from mixmatch.augment import to_unit_range
 from mixmatch.classifier import NORMALIZATION, Classifier, load_run
 from mixmatch.data.user.encoding import Numeric
-from mixmatch.errors import MixMatchError, explaining, unknown
+from mixmatch.errors import MixMatchError, explaining, not_installed, unknown
 from mixmatch.storage import replace_durably
 
 TOLERANCE = 1e-4
@@ -251,9 +251,7 @@ def _onnxruntime() -> Any:
         try:
             module = importlib.import_module(name)
         except ImportError:
-            raise MixMatchError(
-                f"exporting to ONNX needs {name}, which is not installed: pip install 'mixmatch[onnx]'"
-            ) from None
+            raise not_installed("exporting to ONNX", name, "onnx") from None
     return module
 
 

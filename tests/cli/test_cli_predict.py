@@ -243,7 +243,7 @@ def test_parquet_without_pyarrow(
     monkeypatch.setattr(importlib, "import_module", import_module)
     result = call("predict", trained, photos, "--format", "parquet", "--output", tmp_path / "p.parquet")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert "takes pyarrow, which is not installed: pip install 'mixmatch[tables]'" in result.err
+    assert "needs pyarrow, which is not installed: pip install 'mixmatch[tables]'" in result.err
     assert not (tmp_path / "p.parquet").exists()
 
 

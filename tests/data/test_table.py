@@ -269,7 +269,7 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(importlib, "import_module", refuse)
     (tmp_path / "own.parquet").touch()
-    with pytest.raises(MixMatchError, match=r"takes pyarrow, which is not installed: pip install 'mixmatch\[tables\]'"):
+    with pytest.raises(MixMatchError, match=r"needs pyarrow, which is not installed: pip install 'mixmatch\[tables\]'"):
         read_table(tmp_path / "own.parquet")
 
 

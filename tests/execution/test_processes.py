@@ -96,6 +96,8 @@ def test_each_gpu_has_a_process_that_sees_no_other(monkeypatch: pytest.MonkeyPat
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MixMatchError, match=r"ray=auto needs Ray: install it with pip install 'mixmatch\[ray\]'"):
+    with pytest.raises(
+        MixMatchError, match=r"ray=auto needs Ray, which is not installed: pip install 'mixmatch\[ray\]'"
+    ):
         executor_for("auto")
     assert isinstance(executor_for(), Here)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mixmatch.callbacks.base import Callback, Started
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, not_installed
 from mixmatch.training.run import RunRecord
 from mixmatch.training.stop import Interrupted
 
@@ -92,7 +92,7 @@ def _client(uri: str | None) -> MlflowClient:
     try:
         from mlflow.tracking import MlflowClient
     except ModuleNotFoundError:
-        raise MixMatchError("MLflow() needs MLflow: install it with pip install 'mixmatch[mlflow]'") from None
+        raise not_installed("MLflow()", "MLflow", "mlflow") from None
     try:
         return MlflowClient(uri)
     except ModuleNotFoundError as error:  # the small package of the extra has no database

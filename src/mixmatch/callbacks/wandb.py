@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mixmatch.callbacks.base import Callback, Started
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import not_installed
 from mixmatch.training.run import RunRecord
 
 
@@ -25,9 +25,7 @@ class WandB(Callback):
         try:
             import wandb
         except ModuleNotFoundError:
-            raise MixMatchError(
-                "WandB() needs Weights & Biases: install it with pip install 'mixmatch[wandb]'"
-            ) from None
+            raise not_installed("WandB()", "Weights & Biases", "wandb") from None
         self._wandb, self._options, self.model = wandb, {"project": project, **options}, model
 
     def started(self, run: Started) -> None:

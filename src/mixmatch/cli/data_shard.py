@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mixmatch.cli.options import Json, print_json, say, warn
+from mixmatch.cli.options import Json, print_json, ray_cluster, say, warn
 from mixmatch.data.user.shards import SHARD_SIZE, unreadable_files
 from mixmatch.execution.decode import shard_folder
 from mixmatch.text import count, listed
@@ -25,14 +25,7 @@ def shard(
     processes: Annotated[
         int | None, typer.Option(help="How many decode at the same time (default: one per core).")
     ] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            "--ray",
-            metavar="local|auto|ADDRESS",
-            help="Decode on a Ray cluster: one started here, the one found, or the one at an address.",
-        ),
-    ] = None,
+    ray: Annotated[str | None, ray_cluster("Decode on")] = None,
     as_json: Json = False,
 ) -> None:
     """Decode a folder of images into memory-mapped shards, which train as the folder itself would.

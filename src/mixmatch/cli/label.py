@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from mixmatch.cli.options import say
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import not_installed
 
 
 def label(
@@ -50,10 +50,9 @@ def label(
 
       mixmatch train photos/ --labels-file photos/.mixmatch-labels/labels.csv
     """
-    if find_spec("starlette") is None or find_spec("uvicorn") is None:
-        raise MixMatchError(
-            "the page takes starlette and uvicorn, which are not installed: pip install 'mixmatch[label]'"
-        )
+    for package in ("starlette", "uvicorn"):
+        if find_spec(package) is None:
+            raise not_installed("the page", package, "label")
     from mixmatch.label.serve import AlreadyServed, serve
 
     try:

@@ -26,14 +26,15 @@ DataDir = Annotated[
     typer.Option(help="Where the data files are (default: $MIXMATCH_DATA, else ~/.cache/mixmatch/data)."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
-RayCluster = Annotated[
-    str | None,
-    typer.Option(
-        "--ray",
-        metavar="local|auto|ADDRESS",
-        help="Spread the runs over a Ray cluster: one started here, the one found, or the one at an address.",
-    ),
-]
+
+
+def ray_cluster(what: str, panel: str | None = None) -> Any:
+    """The option that does something on a Ray cluster."""
+    about = f"{what} a Ray cluster: one started here, the one found, or the one at an address."
+    return typer.Option("--ray", metavar="local|auto|ADDRESS", help=about, rich_help_panel=panel)
+
+
+RayCluster = Annotated[str | None, ray_cluster("Spread the runs over")]
 Part = Annotated[
     str | None,
     typer.Option(metavar="K/N", help="Do the K-th of N parts of the runs, as a job of a Slurm array does."),

@@ -13,7 +13,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mixmatch.classifier import load_run
-from mixmatch.cli.options import Device, Run, parse_part, print_json, say, warn
+from mixmatch.cli.options import Device, Run, parse_part, print_json, ray_cluster, say, warn
 from mixmatch.data import TABLES
 from mixmatch.data.user.images import quiet_pillow
 from mixmatch.errors import MixMatchError
@@ -67,15 +67,7 @@ def predict(
         ),
     ] = None,
     shard_size: Annotated[int, typer.Option(help="Files per shard.", rich_help_panel=MANY)] = SHARD_SIZE,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            "--ray",
-            metavar="local|auto|ADDRESS",
-            help="Spread the shards over a Ray cluster: one started here, the one found, or the one at an address.",
-            rich_help_panel=MANY,
-        ),
-    ] = None,
+    ray: Annotated[str | None, ray_cluster("Spread the shards over", MANY)] = None,
     part: Annotated[
         str | None,
         typer.Option(

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, not_installed
 from mixmatch.execution import worker
 from mixmatch.execution.elsewhere import Answers, Elsewhere
 from mixmatch.execution.here import SIDE_BY_SIDE
@@ -48,7 +48,7 @@ class Ray(Elsewhere):
 
     def __init__(self, address: str) -> None:
         if importlib.util.find_spec("ray") is None:
-            raise MixMatchError(f"ray={address} needs Ray: install it with pip install 'mixmatch[ray]'")
+            raise not_installed(f"ray={address}", "Ray", "ray")
         self._address = address
 
     def places(self, device: str) -> int:
@@ -86,9 +86,8 @@ class Ray(Elsewhere):
 
 def do(order: Order) -> list[tuple[int, Answer]]:
     """A task: do the jobs of an order."""
-    if (
-        signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    ):  # as in a cluster begun in the background; `ray.cancel` sends it
+    # `ray.cancel` sends it, and a cluster that was begun in the background ignores it.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return list(worker.do(order))

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, not_installed
 from mixmatch.execution.ray import connect
 
 BLOCKS = 10_000
@@ -41,7 +41,7 @@ def over_cluster(
         MixMatchError: the first that any of the work raises. What is under way is then stopped.
     """
     if importlib.util.find_spec("ray") is None or importlib.util.find_spec("pandas") is None:
-        raise MixMatchError(f"ray={address} needs Ray Data: install it with pip install 'mixmatch[ray]'")
+        raise not_installed(f"ray={address}", "Ray Data", "ray")
     # Of every such process Ray would warn that it cannot be restarted without its arguments, which are with the driver.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     ray = connect(address)

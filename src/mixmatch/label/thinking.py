@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mixmatch.data.packed import write_packed
-from mixmatch.errors import MixMatchError, unknown
+from mixmatch.errors import MixMatchError, not_installed, unknown
 from mixmatch.label.listing import NAME as LISTING
 from mixmatch.label.program import MOST_OUTPUT, Program, call, read_answer
 from mixmatch.label.state import UNLABELED
@@ -47,9 +47,7 @@ class Choice(NamedTuple):
             if self.weights is not None:
                 raise MixMatchError(f"weights= is for features={TIMM}NAME: leave it out")
         elif find_spec("timm") is None:
-            raise MixMatchError(
-                f"features={self.features} needs timm, which is not installed: pip install 'mixmatch[timm]'"
-            )
+            raise not_installed(f"features={self.features}", "timm", "timm")
         elif self.weights is not None and not self.weights.is_file():
             raise MixMatchError(f"there is no file weights={self.weights}")
 

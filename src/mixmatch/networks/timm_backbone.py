@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, not_installed
 from mixmatch.storage import check_plain
 
 PREFIX = "timm:"
@@ -153,7 +153,7 @@ def _find(name: str) -> tuple[Any, str]:
     try:
         timm: Any = importlib.import_module("timm")
     except ImportError:
-        raise MixMatchError(f"'{name}' needs timm, which is not installed: pip install 'mixmatch[timm]'") from None
+        raise not_installed(f"'{name}'", "timm", "timm") from None
     model = name.removeprefix(PREFIX)
     if not timm.is_model(model):
         near = difflib.get_close_matches(model, timm.list_models(), n=1, cutoff=0.5)

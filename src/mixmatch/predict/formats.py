@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import not_installed
 from mixmatch.predict.files import Prediction
 from mixmatch.text import to_cell
 
@@ -51,9 +51,7 @@ def check_parquet() -> None:
     try:
         importlib.import_module("pyarrow.parquet")
     except ImportError:
-        raise MixMatchError(
-            "format=parquet takes pyarrow, which is not installed: pip install 'mixmatch[tables]', or use csv"
-        ) from None
+        raise not_installed("format=parquet", "pyarrow", "tables", ", or use csv") from None
 
 
 def write(

@@ -29,7 +29,7 @@ from mixmatch.data.user.rows import (
     match_labels,
     number_labels,
 )
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, not_installed
 from mixmatch.text import count, listed
 
 # ----------------------------------------------------------------------------------------------- reading the file
@@ -93,9 +93,7 @@ def read_parquet(path: Path, text: Collection[str] | None = None) -> Table:
         arrow: Any = importlib.import_module("pyarrow")
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError:
-        raise MixMatchError(
-            f"reading {path} takes pyarrow, which is not installed: pip install 'mixmatch[tables]', or save it as CSV"
-        ) from None
+        raise not_installed(f"reading {path}", "pyarrow", "tables", ", or save it as CSV") from None
     try:
         file = parquet.ParquetFile(path)
     except OSError as error:

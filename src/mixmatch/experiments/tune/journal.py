@@ -18,7 +18,7 @@ import numpy as np
 from mixmatch import settings as settings_
 from mixmatch.data import is_path
 from mixmatch.declare import Range
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, not_installed
 from mixmatch.experiments.tune.space import Choices, contains
 from mixmatch.experiments.tune.sweep import Sweep
 from mixmatch.storage import open_own, parse_json, refuse_link, try_lock
@@ -44,7 +44,7 @@ ENDED = (None, "stopped", "diverged")
 
 def require_optuna() -> None:
     if importlib.util.find_spec("optuna") is None:
-        raise MixMatchError("tune needs Optuna: install it with pip install 'mixmatch[tune]'")
+        raise not_installed("tune", "Optuna", "tune")
 
 
 @contextmanager
