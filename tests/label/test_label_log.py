@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixmatch.data.user.folder import Entry
+from mixmatch.data.user.tree import Entry
 from mixmatch.label.book import Book, Change, Refused
 from mixmatch.label.log import ASIDE, NAME, DiskFull, Log
 from mixmatch.label.state import State

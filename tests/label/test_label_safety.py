@@ -14,7 +14,7 @@ from labeling import OURS, PORT, TOKEN, client_of, opened
 from PIL import Image
 from starlette.testclient import TestClient
 
-from mixmatch.data.user.folder import Entry
+from mixmatch.data.user.tree import Entry
 from mixmatch.errors import MixMatchError
 from mixmatch.label.answers import BODY
 from mixmatch.label.course import checked_about

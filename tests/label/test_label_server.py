@@ -17,7 +17,8 @@ from labeling import client_of, opened
 from PIL import Image
 from starlette.testclient import TestClient
 
-from mixmatch.data.user.folder import Entry, read_folder
+from mixmatch.data.user.folder import read_folder
+from mixmatch.data.user.tree import Entry
 from mixmatch.label.desk import Desk
 from mixmatch.label.listing import Listing, load_listing
 from mixmatch.label.view import Guesses, encode

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mixmatch.data.cache import digest
-from mixmatch.data.user.folder import Entry, Tree, scan
+from mixmatch.data.user.tree import Entry, Tree, scan
 from mixmatch.errors import MixMatchError, explaining
 from mixmatch.label.book import Book
 from mixmatch.label.exchange import (

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from mixmatch.data.user.folder import IGNORE, Entry, Tree, label_by_folder
+from mixmatch.data.user.folder import IGNORE, label_by_folder
+from mixmatch.data.user.tree import Entry, Tree
 from mixmatch.label.book import Book, Refused
 from mixmatch.label.state import BROKEN, NONE
 from mixmatch.storage import read_plain

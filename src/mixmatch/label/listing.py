@@ -13,7 +13,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from mixmatch.data.cache import digest
-from mixmatch.data.user.folder import Entry
+from mixmatch.data.user.tree import Entry
 from mixmatch.label.events import all_inside, whole
 from mixmatch.storage import read_json, replace_durably
 

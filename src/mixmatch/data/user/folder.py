@@ -1,4 +1,4 @@
-"""A folder of image files as user data: which images it holds, and which class each has, by its folder or a CSV file.
+"""A folder of image files as user data: which class each has, by its folder or a CSV file.
 
 Whatever cannot be read is named and left out: among thousands of files from a camera or the web, some are always
 damaged.
@@ -9,21 +9,21 @@ from __future__ import annotations
 import os
 import posixpath
 import unicodedata
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from mixmatch.data.cache import cache_folder
-from mixmatch.data.user.images import SUFFIXES, Callback, DecodedFolder, Header, Identity, Unreadable, decode_all
+from mixmatch.data.user.images import SUFFIXES, Callback, DecodedFolder, Header, Unreadable, decode_all
 from mixmatch.data.user.reading import Reading
-from mixmatch.data.user.rows import Finding, Part, UserData, match_labels, number_labels
+from mixmatch.data.user.rows import Finding, UserData, match_labels, number_labels
 from mixmatch.data.user.table import Table, read_csv
+from mixmatch.data.user.tree import Entry, Tree, left_out, scan
 from mixmatch.errors import MixMatchError
-from mixmatch.text import count, listed, tally
+from mixmatch.text import count, listed
 
 UNLABELED = "unlabeled"
 TEST = "test"
@@ -37,29 +37,6 @@ ROLES = {
 }
 """What folders of parts are called, in any case."""
 
-OTHER_FORMATS = (
-    *(".heic", ".heif", ".avif", ".jp2", ".psd", ".svg", ".dng"),
-    *(".cr2", ".nef", ".arw", ".ppm", ".tga", ".jfif"),
-)
-"""Image formats that cannot be read; worth a warning, unlike other skipped files."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """An image file and what is known of it before it is opened."""
-
-    file: str
-    """Relative to the folder, with forward slashes."""
-    size: int
-    changed: int
-    """Nanoseconds since 1970."""
-    label: str | None = None
-    part: Part = "train"
-
-    @property
-    def identity(self) -> Identity:
-        return self.file, self.size, self.changed
-
 
 class Listed(NamedTuple):
     """The images of a folder and their labels, in the order of their rows."""
@@ -72,20 +49,6 @@ class Listed(NamedTuple):
     """How to label some images and not others; ends error messages."""
     sorted: bool
     """Whether labels are the names of folders."""
-
-
-@dataclass(frozen=True)
-class Tree:
-    """What lies in a folder."""
-
-    entries: tuple[Entry, ...]
-    folders: tuple[str, ...]
-    others: tuple[str, ...]
-    """Files that are not images."""
-    unreadable: tuple[tuple[str, str], ...]
-    """Folders and links that lead nowhere, and why."""
-    not_followed: tuple[str, ...]
-    """Links to folders that are read anyway."""
 
 
 def read_folder(
@@ -132,7 +95,7 @@ def list_folder(path: str | os.PathLike[str], labels_file: str | os.PathLike[str
     else:
         entries, findings = _label_by_csv(tree.entries, root, read_csv(Path(labels_file).expanduser()))
         how = f"name images and their labels in {labels_file}"
-    findings = [*_left_out(tree), *findings]
+    findings = [*left_out(tree), *findings]
     if not entries:
         if loose := len(tree.entries):
             raise MixMatchError(f"{root} has {count(loose, 'image')}, but none in a folder of its class: {how}")
@@ -176,7 +139,7 @@ def read_labeled_folder(
         labels=numbered.labels[fine],
         files=tuple(entries[row].file for row in fine),
         part=numbered.part[: len(fine)],
-        findings=(*_left_out(tree), *findings, *_unreadable_files(damaged), *numbered.findings),
+        findings=(*left_out(tree), *findings, *_unreadable_files(damaged), *numbered.findings),
     )
 
 
@@ -237,78 +200,7 @@ def _unreadable_files(files: Sequence[tuple[str, Unreadable]]) -> Iterator[Findi
             yield Finding(kind, f"{message} ({named})", tuple(file for file, _ in found), advice)
 
 
-# --------------------------------------------------------------------------------------------- which images
-
-
-def scan(root: Path, found: Callable[[Entry], bool] | None = None) -> Tree:
-    """The image files below `root`, following links, each real folder once; hidden files are skipped.
-
-    `found` is called with each as it is found, for who does not want to wait for the last of 100,000; where it says
-    False, the image is left out.
-    """
-    if not root.exists():
-        raise MixMatchError(f"there is no folder {root}")
-    if not root.is_dir():
-        raise MixMatchError(f"{root} is not a folder")
-    entries, read, others, unreadable, not_followed = [], [], [], [], []
-    # Links wait until all real folders are read: an image is found in its own place, not where a link leads to it.
-    folders, links = deque([""]), deque[str]()
-    visited: set[tuple[int, int]] = set()
-    while folders or links:
-        folder = (folders or links).popleft()
-        try:
-            status = (root / folder).stat()
-            if (status.st_dev, status.st_ino) in visited:
-                not_followed.append(folder)
-                continue
-            visited.add((status.st_dev, status.st_ino))
-            with os.scandir(root / folder) as items:
-                inside = sorted(items, key=lambda item: item.name)
-        except OSError as error:
-            if not folder:
-                raise MixMatchError(f"cannot read {root}: {error.strerror or error}") from None
-            unreadable.append((folder, error.strerror or str(error)))
-            continue
-        read.append(folder)
-        for item in inside:
-            file = f"{folder}/{item.name}" if folder else item.name
-            try:
-                if _ignored(item.name):
-                    continue
-                if item.is_dir():
-                    (links if item.is_symlink() else folders).append(file)
-                elif not item.name.lower().endswith(SUFFIXES):
-                    others.append(file)
-                else:
-                    status = item.stat()
-                    entry = Entry(file, status.st_size, status.st_mtime_ns)
-                    if found is None or found(entry):
-                        entries.append(entry)
-            except OSError as error:
-                unreadable.append((file, error.strerror or str(error)))
-    return Tree(tuple(entries), tuple(read), tuple(others), tuple(unreadable), tuple(not_followed))
-
-
-def _ignored(name: str) -> bool:
-    return name.startswith(".") or name.lower() in ("thumbs.db", "desktop.ini", "__macosx")
-
-
-def _left_out(tree: Tree) -> Iterator[Finding]:
-    """What of a folder is left out, and why."""
-    if tree.unreadable:
-        message = f"cannot read {listed(f'{file} ({reason})' for file, reason in tree.unreadable)}: left out"
-        advice = "give yourself permission to read it (chmod), or mend the link"
-        yield Finding("unreadable-folder", message, tuple(file for file, _ in tree.unreadable), advice)
-    if links := tree.not_followed:
-        message = f"{count(len(links), 'link')} to a folder that is read anyway: not followed ({listed(links)})"
-        yield Finding("link", message, links, "nothing is lost: every folder is read once", "info")
-    if pictures := [file for file in tree.others if file.lower().endswith(OTHER_FORMATS)]:
-        suffixes = Counter(Path(file).suffix.lower() for file in pictures)
-        message = f"{count(len(pictures), 'image')} of a format that is not read: left out ({tally(suffixes)})"
-        yield Finding("format", message, tuple(pictures), "convert them to JPEG or PNG")
-    if rest := [file for file in tree.others if not file.lower().endswith(OTHER_FORMATS)]:
-        message = f"{count(len(rest), 'file')} that {'is' if len(rest) == 1 else 'are'} no image: left out"
-        yield Finding("not-images", f"{message} ({listed(rest)})", tuple(rest), "nothing to do", "info")
+# ----------------------------------------------------------------------------------------------- which class
 
 
 def label_by_folder(tree: Tree) -> tuple[list[Entry], list[Finding]]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast, get_args
 
 from mixmatch.data.cache import digest, mapped, new_file
 from mixmatch.data.joined import Joined
-from mixmatch.data.user.folder import Entry, Listed, assemble, list_folder
+from mixmatch.data.user.folder import Listed, assemble, list_folder
 from mixmatch.data.user.images import (
     CACHE_FORMAT,
     DecodedFolder,
@@ -32,6 +32,7 @@ from mixmatch.data.user.images import (
 )
 from mixmatch.data.user.reading import Reading
 from mixmatch.data.user.rows import Finding, Part, Severity, UserData
+from mixmatch.data.user.tree import Entry
 from mixmatch.errors import MixMatchError, explaining
 from mixmatch.storage import file_sha256, read_json, replace_durably
 
