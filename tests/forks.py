@@ -9,6 +9,8 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,12 +63,46 @@ def ended(forks: Sequence[Fork], seconds: float) -> list[tuple[int, str]]:
             fork.kill()
 
 
+def wait_until(true: Callable[[], bool], seconds: float = 120) -> None:
+    """Until something is so that another process does."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "its moment never came"
+        time.sleep(0.002)
+
+
+def fork(work: Callable[[], object], output: Path, *, append: bool = False) -> int:
+    """Do something in a process that is forked from this one, which has everything imported, for the programs that
+    attack. What it prints goes to a file. Returns its number; it ends with what the work returns, if that is one."""
+    if child := os.fork():
+        return child
+    code = 1
+    try:
+        handle = os.open(output, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC))
+        os.dup2(handle, 1)
+        os.dup2(handle, 2)
+        returned = work()
+        code = returned if isinstance(returned, int) else 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
 def command(*words: object) -> None:
-    """A command of mixmatch."""
+    """A command of mixmatch, in this process; a `SystemExit` if it fails."""
     from mixmatch.cli import main
 
     sys.argv = ["mixmatch", *map(str, words)]
-    main()
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
 
 
 def _call(function: Callable[..., Any], arguments: tuple[Any, ...], output: str, environment: dict[str, str]) -> None:

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+import forks
 import fuzz_execution
 import fuzz_labels
 import mutate
@@ -81,12 +82,12 @@ class Materials:
             import mixmatch
 
             mixmatch.train("digits", out=folder / "runs" / "finished", **RUN)
-            main_of(command)
-            main_of(["data", "check", folder / "tables" / "rows.csv"])
-            main_of(["report", folder / "runs" / "finished"])
+            forks.command(*command)
+            forks.command("data", "check", folder / "tables" / "rows.csv")
+            forks.command("report", folder / "runs" / "finished")
             fuzz_labels.make(shutil.copytree(folder / "photos", folder / "labeled"), folder / "runs" / "finished")
             fuzz_execution.make(folder, folder / "photos", folder / "runs" / "finished")
-            main_of([*fuzz_execution.TUNE, "--out", folder / "sweep", "--trials", 2])
+            forks.command(*fuzz_execution.TUNE, "--out", folder / "sweep", "--trials", 2)
             (folder / "modules").write_text("\n".join(sys.modules))
 
         self.ended = forked(work, folder / "out.txt", SECONDS)
@@ -101,18 +102,6 @@ class Materials:
 
 
 Case = Callable[[Materials, Path, random.Random], Command]
-
-
-def main_of(arguments: Command) -> None:
-    """The command, in this process; an error exit raises."""
-    from mixmatch.cli import main
-
-    sys.argv = ["mixmatch", *map(str, arguments)]
-    try:
-        main()
-    except SystemExit as end:
-        if end.code:
-            raise
 
 
 # ---------------------------------------------------------------- cases
@@ -203,26 +192,7 @@ KINDS: dict[str, Case] = {
 
 def forked(work: Callable[[], object], output: Path, seconds: float) -> int:
     """Do something in a process of its own, with what it prints in a file; its exit status, negative for a signal."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(handle, 1)
-            os.dup2(handle, 2)
-            work()
-            code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-    end = time.monotonic() + seconds
+    child, end = forks.fork(work, output), time.monotonic() + seconds
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
@@ -248,7 +218,7 @@ def guarded(command: Command, here: Path) -> None:
     os.chdir(here)
     function, *arguments = command
     if not callable(function):
-        main_of(command)
+        forks.command(*command)
         return
     from mixmatch.errors import MixMatchError
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from forks import fork
 from soak import differences, warm
 
 CHANGES = ("rename", "replace", "unlink", "remove", "rmdir", "mkdir", "fsync", "truncate", "ftruncate", "link")
@@ -82,25 +83,8 @@ def kill_before(k: int, counted: Path | None = None) -> None:
     os.open, builtins.open, os.fdopen = os_open, opened, fdopen  # type: ignore[assignment]
 
 
-def forked(work: Callable[[], object]) -> int:
-    """Do something in a process of its own; how it ended, as `os.waitstatus_to_exitcode` has it."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            with open(os.devnull, "w") as nowhere:
-                os.dup2(nowhere.fileno(), 2)
-            work()
-            code = 0
-        except BaseException as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stdout, flush=True)
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def train(folder: Path, options: dict[str, Any], k: int = 0, counted: Path | None = None) -> int:
-    """Train in a process of its own."""
+    """Train in a process of its own; how it ended, as `os.waitstatus_to_exitcode` has it."""
     import mixmatch
 
     def work() -> None:
@@ -108,7 +92,11 @@ def train(folder: Path, options: dict[str, Any], k: int = 0, counted: Path | Non
             kill_before(k, counted)
         mixmatch.train("digits", out=folder, **options)
 
-    return forked(work)
+    output = folder.with_suffix(".output")
+    code = os.waitstatus_to_exitcode(os.waitpid(fork(work, output), 0)[1])
+    if code > 0:
+        print(output.read_text(), end="", flush=True)
+    return code
 
 
 def kill_points(way: str, folder: Path, every: int = 1, first: int = 1) -> Iterator[tuple[int, int, list[str]]]:

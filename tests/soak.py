@@ -23,6 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from forks import command, fork
+
 ARGUMENTS = ["digits", "--eval-every", "10", "--checkpoint-every", "5", "--quiet", "--json"]
 PATIENCE = 120.0
 """Seconds after which a process that makes no progress has failed."""
@@ -116,17 +118,8 @@ class Process:
     def __init__(self, folder: Path, steps: int) -> None:
         self.output = folder.with_suffix(".output")
         self.returncode: int | None = None
-        self.pid = os.fork()
-        if self.pid == 0:
-            code = 1
-            try:
-                handle = os.open(self.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-                os.dup2(handle, 1)
-                os.dup2(handle, 2)
-                code = command("train", *ARGUMENTS, "--steps", steps, "--out", folder, "--resume")
-            finally:
-                sys.stdout.flush()
-                os._exit(code)
+        words = ["train", *ARGUMENTS, "--steps", steps, "--out", folder, "--resume"]
+        self.pid = fork(lambda: command(*words), self.output)
 
     def poll(self) -> int | None:
         """Its exit status once it has ended, negative for a signal."""
@@ -146,28 +139,15 @@ class Process:
         return self.output.read_text()
 
 
-def command(*arguments: object) -> int:
-    """A command of mixmatch, in this process; its exit status."""
-    from mixmatch.cli import main
-
-    sys.argv = ["mixmatch", *map(str, arguments)]
-    try:
-        main()
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    return 0
-
-
 def warm(folder: Path) -> None:
     """Import what training imports, without training: a process that has trained cannot be forked."""
     modules = folder / "modules"
-    if (child := os.fork()) == 0:
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
+
+    def work() -> None:
         command("train", *ARGUMENTS, "--steps", 1, "--out", folder / "warm")
         modules.write_text("\n".join(sys.modules))
-        os._exit(0)
-    os.waitpid(child, 0)
+
+    os.waitpid(fork(work, folder / "warm.output"), 0)
     for name in modules.read_text().split():
         with contextlib.suppress(Exception):
             importlib.import_module(name)

@@ -25,7 +25,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from soak import clock, command, differences, newest, warm
+from forks import command, fork
+from soak import clock, differences, newest, warm
 
 PATIENCE = 120.0
 """Seconds after which processes that make no progress have failed."""
@@ -65,20 +66,9 @@ class Way(ABC):
         """How many steps the newest checkpoints have."""
         return sum(map(newest, self.runs))
 
-    def fork(self, work: Callable[[], int]) -> None:
+    def fork(self, work: Callable[[], object]) -> None:
         """Do something in a process that has everything imported."""
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                handle = os.open(self.folder.with_suffix(".output"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-                os.dup2(handle, 1)
-                os.dup2(handle, 2)
-                code = work()
-            finally:
-                sys.stdout.flush()
-                os._exit(code)
-        self.pids.append(pid)
+        self.pids.append(fork(work, self.folder.with_suffix(".output"), append=True))
 
     def alive(self) -> list[int]:
         for pid in [pid for pid in self.pids if pid not in self.codes]:
@@ -122,10 +112,10 @@ class Processes(Way):
         for rank in ("0", "1"):
             self.fork(lambda rank=rank: self.train(rank, port))
 
-    def train(self, rank: str, port: int) -> int:
+    def train(self, rank: str, port: int) -> None:
         os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        return command("train", *self.arguments, "--steps", self.steps, "--out", self.folder, "--resume")
+        command("train", *self.arguments, "--steps", self.steps, "--out", self.folder, "--resume")
 
     def kill(self, who: str, rng: random.Random) -> None:
         for pid, name in zip(self.pids, self.deaths, strict=False):
@@ -244,10 +234,7 @@ def soak(way: type[Way], folder: Path, kills: int, rng: random.Random) -> list[s
     killed.start()
     if not killed.wait(10 * PATIENCE) or any(killed.codes.values()):
         return [f"what was resumed last ended with {killed.codes}: see {killed.folder.with_suffix('.output')}"]
-    for run in (
-        *reference.runs,
-        *killed.runs,
-    ):  # one that was asked to stop has saved where it was: the last is the same
+    for run in (*reference.runs, *killed.runs):  # the last is the same: who is asked to stop saves where it is
         for older in sorted((run / "checkpoint").iterdir())[:-1]:
             shutil.rmtree(older)
     pairs = zip(reference.runs, killed.runs, strict=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +45,6 @@ def models(folder: Path, seeds: Sequence[int]) -> dict[int, bytes]:
 
 def saved(run: Path) -> bool:
     return bool(checkpoint.list_checkpoints(run / "checkpoint"))
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "its moment never came"
-        time.sleep(0.02)
 
 
 def driver(address: str, work: list[Work], ended: Path) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobs import wait_until
 from PIL import Image
 from sklearn.datasets import load_digits
 
 import mixmatch
+from forks import wait_until
 from mixmatch.data import read_labeled, read_user_data
 from mixmatch.data.user.folder import read_folder
 from mixmatch.data.user.shards import begin, decode_shard, finish, read_shards

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jobs import SHORT, models, saved, tiny, undisturbed, wait_until
+from jobs import SHORT, models, saved, tiny, undisturbed
 
+from forks import wait_until
 from mixmatch.data.source import Rows, Source
 from mixmatch.errors import MixMatchError
 from mixmatch.execution import executor

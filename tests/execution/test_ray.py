@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import driver, models, saved, tiny, undisturbed, wait_until
+from jobs import driver, models, saved, tiny, undisturbed
 
-from forks import Fork
+from forks import Fork, wait_until
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.ray import Ray, connect, share_of
 from mixmatch.training.run import RunFolder

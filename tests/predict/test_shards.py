@@ -9,8 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -22,7 +20,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import mixmatch
-from forks import Fork, command
+from forks import Fork, command, wait_until
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.decode import shard_folder
 from mixmatch.execution.ray_data import Place, place_of
@@ -65,13 +63,6 @@ def check(rows: list[dict[str, str]], photos: Path, run: Path) -> None:
         else:
             assert (row["class"], row["probability"], found) == ("", "", [""] * 10)
             assert row["error"].startswith("not a JPEG")
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "its moment never came"
-        time.sleep(0.002)
 
 
 def finished(folder: Path) -> list[Path]:
