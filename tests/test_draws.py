@@ -49,7 +49,7 @@ def test_seed_and_stream_are_not_run_together(a, b):
     assert words(*a, 0) != words(*b, 0)
 
 
-def test_neighbouring_steps_do_not_overlap_however_much_each_draws():
+def test_neighboring_steps_do_not_overlap_however_much_each_draws():
     # A counter that moved on by one block per step would give step 1 what step 0 draws a little later.
     drawn = [words(0, "mix", step, count=5000) for step in range(5)]
     assert len({word for step in drawn for word in step}) == 5 * 5000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import doctest
 import re
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixmatch import text
 from mixmatch.data.user.table import read_csv
 from mixmatch.text import from_cell, printable, to_cell
 
@@ -19,10 +17,6 @@ RUNS = ["=1+1", "+49 30", "-x", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1+1", "�
 HARMLESS = ["cat", "", "-1", "+2.5", "-1e-5", "-.5", "a=b", "'cat'", "'", "1-2", "日本", "x-1"]
 
 HOSTILE = "'=+-@\t\r\n＝1e.a "
-
-
-def test_examples() -> None:
-    assert doctest.testmod(text).failed == 0
 
 
 @pytest.mark.parametrize("value", RUNS)

@@ -16,7 +16,7 @@ from saying import one_line
 
 from mixmatch import methods
 from mixmatch.cli import COMMANDS, Command, Group, with_options
-from mixmatch.cli.options import unwrapped
+from mixmatch.cli.commands import unwrapped
 
 Call = Callable[..., Any]
 
@@ -59,7 +59,8 @@ LIGHT = [["--help"], ["--version"], ["data", "--help"], ["data", "list"], ["nosu
 
 @pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)
 def test_without_torch(arguments: list[str], tmp_path: Path) -> None:
-    """PyTorch takes seconds to import; what does not need it answers at once."""
+    """PyTorch takes seconds to import; what does not need it answers at once. Help does without NumPy, too."""
+    slow = ("torch", "sklearn", "matplotlib", *(() if "list" in arguments else ("numpy", "PIL")))
     code = f"""
 import sys
 from mixmatch.__main__ import main
@@ -68,7 +69,7 @@ try:
     main()
 except SystemExit:
     pass
-print([name for name in ("torch", "sklearn", "matplotlib") if name in sys.modules])
+print([name for name in {slow!r} if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

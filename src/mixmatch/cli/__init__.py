@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from mixmatch import __version__
-from mixmatch.cli.options import ManyValues, PlainCommand, PlainFlags, unwrapped
+from mixmatch.cli.commands import ManyValues, PlainCommand, PlainFlags, unwrapped
 from mixmatch.errors import MixMatchError
 from mixmatch.text import printable
 from mixmatch.training.stop import Interrupted, stop_as_usual

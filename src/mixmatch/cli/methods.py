@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from mixmatch import methods as methods_
-from mixmatch.cli.options import Json, console, print_json, unwrapped
+from mixmatch.cli.commands import unwrapped
+from mixmatch.cli.options import Json, console, print_json
 
 
 def methods(

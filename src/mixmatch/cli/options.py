@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from typer.core import TyperCommand
 
 from mixmatch.data.user.reading import Reading
 from mixmatch.declare import Setting, settings_of
@@ -48,37 +47,6 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as train
 USER_DATA = "Your own data"
 LONGEST = 16
 """Characters of a list of choices that stands for the value of an option."""
-
-
-class PlainFlags:
-    """Part of a command: a flag takes no value, so its help shows no type."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for param in params:
-            if getattr(param, "is_flag", False):
-                param.metavar = ""
-        return params
-
-
-class PlainCommand(PlainFlags, TyperCommand):
-    """A command as the command line shows it."""
-
-
-class ManyValues(PlainCommand):
-    """A command whose repeatable options take several values at once: `--seeds 1 2 3` is `--seeds 1 --seeds 2 ...`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        repeatable = {name for p in self.params if getattr(p, "multiple", False) for name in p.opts}
-        spread: list[str] = []
-        option: str | None = None
-        for i, arg in enumerate(args):
-            if arg.startswith("-") and not arg[1:2].isdigit():
-                option = arg if arg in repeatable else None
-            elif option is not None and args[i - 1] != option:
-                spread.append(option)
-            spread.append(arg)
-        return super().parse_args(ctx, spread)
 
 
 def expand_options(function: Callable[..., None], panels: Sequence[Panel] = ()) -> Callable[..., None]:
@@ -150,15 +118,6 @@ def _option(setting: Setting, panel: Panel) -> inspect.Parameter:
     kind: Any = bool if switch else list[str] if several else Any
     annotation: Any = Annotated[kind if kind is Any else kind | None, about]
     return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-def unwrapped(text: str) -> str:
-    """A help text whose paragraphs are wrapped by the terminal, not by the source.
-
-    >>> unwrapped("What it does.\\n\\n    More of it,\\n    and more.\\n\\n      mixmatch train\\n    ")
-    'What it does.\\n\\nMore of it, and more.\\n\\nmixmatch train'
-    """
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n"))
 
 
 def parse_labels(value: str | None) -> int | str | None:

@@ -227,7 +227,7 @@ class Parameters(NamedTuple):
 def choose_parameters(local: Floats, order: float) -> Parameters:
     """The beta and sigma_ss that make the release smallest, chosen with a view of the votes: for reporting only.
 
-    Minimises cost + 2 SS sigma_ss (two deviations of the noise) over the reference's grid of beta, with the closed form
+    Minimizes cost + 2 SS sigma_ss (two deviations of the noise) over the reference's grid of beta, with the closed form
     of sigma_ss for each.
     """
     best, found = math.inf, Parameters(0.4 / order, 1.0, 0.0)

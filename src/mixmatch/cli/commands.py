@@ -1,0 +1,48 @@
+"""Commands as typer shows and parses them. The list of commands needs no more than this, so it comes at once."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from typer.core import TyperCommand
+
+
+class PlainFlags:
+    """Part of a command: a flag takes no value, so its help shows no type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class PlainCommand(PlainFlags, TyperCommand):
+    """A command as the command line shows it."""
+
+
+class ManyValues(PlainCommand):
+    """A command whose repeatable options take several values at once: `--seeds 1 2 3` is `--seeds 1 --seeds 2 ...`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        repeatable = {name for p in self.params if getattr(p, "multiple", False) for name in p.opts}
+        spread: list[str] = []
+        option: str | None = None
+        for i, arg in enumerate(args):
+            if arg.startswith("-") and not arg[1:2].isdigit():
+                option = arg if arg in repeatable else None
+            elif option is not None and args[i - 1] != option:
+                spread.append(option)
+            spread.append(arg)
+        return super().parse_args(ctx, spread)
+
+
+def unwrapped(text: str) -> str:
+    """A help text whose paragraphs are wrapped by the terminal, not by the source.
+
+    >>> unwrapped("What it does.\\n\\n    More of it,\\n    and more.\\n\\n      mixmatch train\\n    ")
+    'What it does.\\n\\nMore of it, and more.\\n\\nmixmatch train'
+    """
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n"))
