@@ -32,6 +32,7 @@ __all__ = [
     "SourceInfo",
     "holds_features",
     "is_path",
+    "is_published",
     "is_shards",
     "load",
     "read_labeled",
@@ -196,9 +197,14 @@ def read_labeled(
     return read_labeled_table(path, classes, encoding, **given)
 
 
+def is_published(data: str) -> bool:
+    """Whether it is the name of a published data set, or of the public part of one, as in "svhn-test"."""
+    return data.removesuffix("-test") in SOURCES
+
+
 def is_path(data: str) -> bool:
-    """Whether a name is a path to user data, not a published data set nor the public part of one, as in "svhn-test"."""
-    return data.removesuffix("-test") not in SOURCES and Path(data).exists()
+    """Whether a name is a path to user data."""
+    return not is_published(data) and Path(data).exists()
 
 
 def holds_features(path: Path) -> bool:

@@ -131,10 +131,10 @@ def open_run(run: RunFolder, opener: Callable[[Settings], Data], data: str | Pat
     it would be split anew, and the run evaluated on what it has learned from."""
     config = run.config()
     settings = run.settings()
-    if data is not None and settings.data.removesuffix("-test") in data_.SOURCES:
+    if data is not None and data_.is_published(settings.data):
         raise MixMatchError(f"data= is for a run on your own data, but {run.path} is of '{settings.data}'")
     settings = located(settings, config.get("folder"), data)
-    if settings.data.removesuffix("-test") not in data_.SOURCES and not Path(settings.data).exists():
+    if not data_.is_published(settings.data) and not Path(settings.data).exists():
         raise MixMatchError(
             f"the data of {run.path} is not at {settings.data}: say where it is with data= (if it was a Source, only "
             "Python can open it)"
@@ -157,8 +157,8 @@ def located(settings: Settings, folder: str | None, moved: str | Path | None = N
     options, labels_file = settings.data_options, settings.data_options.get("labels_file")
     if labels_file is not None:
         options = {**options, "labels_file": place(labels_file)}
-    is_published = settings.data.removesuffix("-test") in data_.SOURCES
-    return replace(settings, data=settings.data if is_published else place(settings.data), data_options=options)
+    where = settings.data if data_.is_published(settings.data) else place(settings.data)
+    return replace(settings, data=where, data_options=options)
 
 
 def refuse_changed(run: RunFolder, config: Record, data: Data) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mixmatch import __version__
 from mixmatch.data.split import Split
 from mixmatch.settings import Settings
 from mixmatch.text import duration, html_table
@@ -116,10 +117,8 @@ def on_machines(earlier: list[Record] | None, step: int, device: torch.device) -
 
 def versions() -> dict[str, str | None]:
     """What software made the numbers; outside a git checkout `commit` is MIXMATCH_COMMIT, if that is set."""
-    import mixmatch
-
     return {
-        "mixmatch": mixmatch.__version__,
+        "mixmatch": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,

@@ -109,7 +109,7 @@ def watch_for(trainer: Trainer) -> Watch | None:
     """A watch on the guesses of a run that makes any. Published data sets have none: their settings are known not to
     collapse, and evaluations cost what they did."""
     settings, source = trainer.settings, trainer.source
-    if not trainer.objective.method.views or settings.data.removesuffix("-test") in data_.SOURCES:
+    if not trainer.objective.method.views or data_.is_published(settings.data):
         return None
     return Watch(settings, source.classes, source.train.labels[trainer.split.labeled], source.noun)
 
