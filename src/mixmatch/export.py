@@ -155,9 +155,9 @@ def preprocessing(classifier: Classifier) -> str:
     color = {1: "gray (L)", 3: "RGB"}.get(channels, f"{channels} channels")
     return (
         "Take the first frame, turn it upright by its EXIF orientation, lay it over white where it is transparent, "
-        f"reduce it to 8 bits a channel, convert it to {color}, and resize the whole image, whatever the ratio of its "
-        f"sides, to width {width} and height {height} with antialiasing (Pillow: BICUBIC, reducing_gap=3; JPEGs are "
-        f"decoded at the smallest scale that keeps twice that size). Pass uint8 values 0 to 255 of shape "
+        f"reduce it to 8 bits per channel, convert it to {color}, and resize the whole image, whatever the ratio of "
+        f"its sides, to width {width} and height {height} with antialiasing (Pillow: BICUBIC, reducing_gap=3; JPEGs "
+        f"are decoded at the smallest scale that keeps twice that size). Pass uint8 values 0 to 255 of shape "
         f"(N, {height}, {width}, {channels}). Do not normalize: the graph itself computes {NORMALIZATION}, and the "
         "softmax."
     )

@@ -18,7 +18,7 @@ from mixmatch.data.source import Rows, Source
 from mixmatch.errors import MixMatchError
 from mixmatch.execution import executor
 from mixmatch.execution.executor import Here, executor_for
-from mixmatch.execution.processes import Desk
+from mixmatch.execution.processes import Feeder
 from mixmatch.training.device import threads
 from mixmatch.training.plan import plan
 from mixmatch.training.progress import Quiet
@@ -91,7 +91,7 @@ def test_each_gpu_has_a_process_that_sees_no_other(monkeypatch: pytest.MonkeyPat
     for visible in ("", "4,7"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         for device in executor.gpus({"auto"}):
-            Desk(device, 2, None, None)._process()  # type: ignore[arg-type]
+            Feeder(device, 2, None, None)._process()  # type: ignore[arg-type]
     assert seen == ["0", "1", "4", "7"]
 
 

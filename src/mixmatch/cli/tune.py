@@ -118,7 +118,7 @@ def tune(
         minutes=minutes,
         executor=executor_for(ray),
         say=(lambda text: None) if quiet else lambda text: say(with_options(text)),
-        reporter=(lambda beside: Quiet()) if quiet else on_stderr,
+        reporter=(lambda suffix: Quiet()) if quiet else on_stderr,
         config=config,
         checkpoint_every=checkpoint_every,
         device=device,

@@ -32,9 +32,9 @@ class Processes(Elsewhere):
         limit = self._limit if self._devices[0] != "cpu" else 1
         for each in group(jobs, len(self._devices), limit):
             waiting.put(each)
-        desks = [Desk(device, len(self._devices), self._limit, waiting) for device in self._devices]
+        feeders = [Feeder(device, len(self._devices), self._limit, waiting) for device in self._devices]
         answers: SimpleQueue[tuple[int, Answer]] = SimpleQueue()
-        threads = [threading.Thread(target=desk.work, args=(answers,), daemon=True) for desk in desks]
+        threads = [threading.Thread(target=feeder.work, args=(answers,), daemon=True) for feeder in feeders]
         for thread in threads:
             thread.start()
 
@@ -45,13 +45,13 @@ class Processes(Elsewhere):
         try:
             yield received
         finally:
-            for desk in desks:
-                desk.close()
+            for feeder in feeders:
+                feeder.close()
             for thread in threads:
                 thread.join()
 
 
-class Desk:
+class Feeder:
     """Hands groups of jobs to the process of one device until none is left. One that dies is replaced."""
 
     def __init__(

@@ -201,5 +201,5 @@ def flush(handle: int) -> None:
 
 def _why(folder: Path, error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the disk is full: labels cannot be saved in {folder}; make room, then it goes on by itself"
-    return f"labels cannot be saved in {folder}: {error.strerror or error}; mend that, then it goes on by itself"
+        return f"the disk is full: labels cannot be saved in {folder}; make room, then it continues by itself"
+    return f"labels cannot be saved in {folder}: {error.strerror or error}; mend that, then it continues by itself"

@@ -37,7 +37,7 @@ Quiet = Reporter
 
 
 class Pace:
-    """Steps a second and seconds left. The first steps, which may have been compiled, are not counted later on."""
+    """Steps per second and seconds left. The first steps, which may have been compiled, are not counted later on."""
 
     def __init__(self, step: int, total: int) -> None:
         self.total = total
@@ -71,13 +71,13 @@ def error_text(record: Mapping[str, Any]) -> str:
 class Terminal(Reporter):
     """A bar with speed and time left; below it the last error, the losses and the guesses' confidence."""
 
-    def __init__(self, bars: Bars, beside: str = "") -> None:
-        self._bar, self._beside = bars, beside
+    def __init__(self, bars: Bars, suffix: str = "") -> None:
+        self._bar, self._suffix = bars, suffix
         self._title = self._error = self._values = ""
         self._pace = Pace(0, 0)
 
     def start(self, title: str, step: int, total: int) -> None:
-        self._pace, self._title = Pace(step, total), title + self._beside
+        self._pace, self._title = Pace(step, total), title + self._suffix
         self._task = self._bar.add_task(self._title, completed=step, total=total, values="", speed="", left="")
         self._bar.begin()
 
@@ -98,7 +98,7 @@ class Terminal(Reporter):
         self._bar.update(self._task, values=self._error + self._values)
 
     def note(self, text: str) -> None:
-        text = f"{self._title}: {text}" if self._beside else text
+        text = f"{self._title}: {text}" if self._suffix else text
         self._bar.console.print(text, highlight=False, markup=False)
 
     def close(self) -> None:
@@ -149,16 +149,16 @@ class Log(Reporter):
     """A line per evaluation and one every half minute in between, but not more than one in five seconds. Of the values
     a line has as many as fit."""
 
-    def __init__(self, console: Screen, beside: str = "") -> None:
-        self._console, self._beside = console, beside
+    def __init__(self, console: Screen, suffix: str = "") -> None:
+        self._console, self._suffix = console, suffix
         self._last, self._title = 0.0, ""
         self._pace = Pace(0, 0)
 
     def start(self, title: str, step: int, total: int) -> None:
         self._last = time.monotonic()
-        self._pace, self._title = Pace(step, total), title + self._beside
+        self._pace, self._title = Pace(step, total), title + self._suffix
         self._print(
-            ("" if self._beside else f"{title}: ")
+            ("" if self._suffix else f"{title}: ")
             + (f"{total:,} steps" if step == 0 else f"resumed at step {step:,} of {total:,}")
         )
 
@@ -190,7 +190,7 @@ class Log(Reporter):
         self._print(text)
 
     def _named(self, text: str) -> str:
-        return f"{self._title}: {text}" if self._beside else text
+        return f"{self._title}: {text}" if self._suffix else text
 
     def _print(self, text: str) -> None:
         self._console.print(self._named(text), highlight=False, markup=False, soft_wrap=True)
@@ -248,16 +248,16 @@ class Several(Reporter):
 _bars: Bars | None = None
 
 
-def on_stderr(beside: str = "") -> Reporter:
-    """A bar on a terminal, lines in a file. Runs side by side share the screen; `beside` is what distinguishes one."""
+def on_stderr(suffix: str = "") -> Reporter:
+    """A bar on a terminal, lines in a file. Runs side by side share the screen; the `suffix` tells this one apart."""
     global _bars
     console = Screen(stderr=True)
     if not sys.stderr.isatty() or console.is_dumb_terminal:
-        return Log(console, beside)
-    if not beside:
+        return Log(console, suffix)
+    if not suffix:
         return Terminal(Bars(console))
     _bars = _bars or Bars(console)
-    return Terminal(_bars, beside)
+    return Terminal(_bars, suffix)
 
 
 @contextmanager

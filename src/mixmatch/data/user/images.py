@@ -85,8 +85,8 @@ def decode_image(
     """An image file, or the content of one, as uint8 (H, W, C), and its header; raises `UnreadableImage`.
 
     The whole image is resized to `height` x `width` with antialiasing (its sides may change their ratio), after it was
-    turned upright by its EXIF orientation and laid over white where it is transparent. 16 bits a pixel keep the upper
-    8. Of several frames the first is taken. JPEGs are decoded at the smallest scale that keeps twice the size wanted.
+    turned upright by its EXIF orientation and laid over white where it is transparent. Of 16 bits per pixel the upper 8
+    are kept, of several frames the first. JPEGs are decoded at the smallest scale that keeps twice the size wanted.
 
     `large` is entered while a large image is in memory: with a lock, several threads hold one of them at a time.
     """
@@ -170,7 +170,7 @@ def _is_gray(image: Image.Image) -> bool:
 
 
 def _flat(image: Image.Image) -> Image.Image:
-    """8 bits a channel and nothing transparent."""
+    """8 bits per channel and nothing transparent."""
     if image.mode.startswith("I"):  # Pillow would cut 16 bits off at 255
         values = np.asarray(image).astype(np.int64).clip(0, 0xFFFF)
         return Image.fromarray((values >> 8).astype(np.uint8))
