@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mixmatch.data.cache import digest
 from mixmatch.data.user.tree import Entry, Tree, scan
-from mixmatch.errors import MixMatchError, explaining
+from mixmatch.errors import MixMatchError
 from mixmatch.label.book import Book
 from mixmatch.label.exchange import (
     CSV_NAME,
@@ -267,8 +267,10 @@ class Desk:
             with suppress(OSError):
                 target.mkdir(parents=True)
                 break
-        with explaining(f"cannot write {target}"):
+        try:
             to_folders(pictures, self.root, target, links=links)
+        except OSError as error:
+            raise MixMatchError(f"cannot write {target}: {error.strerror or error}") from None
         return {"to": printable(str(target)), "count": len(pictures), "left_out": all_labels - len(pictures)}
 
     # --------------------------------------------------------------------------------------------------------- keeping
