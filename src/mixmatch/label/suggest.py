@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from mixmatch import measure
 from mixmatch.draws import generator
+from mixmatch.measure import Ints
 from mixmatch.text import count as counted
 
-Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.floating]
 Mask = npt.NDArray[np.bool_]
 

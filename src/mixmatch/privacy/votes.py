@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mixmatch import storage
+from mixmatch.data.user.columns import is_number
 from mixmatch.errors import unknown
 from mixmatch.privacy.checks import PrivacyError
 
@@ -206,11 +207,11 @@ def _load_numpy(path: Path) -> npt.NDArray[Any]:
 def _load_csv(path: Path) -> npt.NDArray[np.float64]:
     with path.open(newline="") as file:
         lines = [(number, line) for number, line in enumerate(csv.reader(file), 1) if any(map(str.strip, line))]
-    if lines and not any(_is_number(cell) for cell in lines[0][1]):
+    if lines and not any(is_number(cell) for cell in lines[0][1]):
         lines = lines[1:]
     rows = []
     for number, line in lines:
-        if not all(_is_number(cell) for cell in line) or len(line) != len(lines[0][1]):
+        if not all(is_number(cell) for cell in line) or len(line) != len(lines[0][1]):
             raise PrivacyError(f"{path}: line {number} is not {len(lines[0][1])} numbers")
         rows.append([float(cell) for cell in line])
     return np.array(rows, dtype=np.float64)
@@ -246,14 +247,6 @@ def _whole_numbers(values: npt.ArrayLike, name: str) -> Counts:
     if (np.abs(numbers) > 2**53).any():
         raise PrivacyError(f"{name}: a value is too large")
     return given.astype(np.int64)
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def _first(mask: Any) -> int:

@@ -18,6 +18,7 @@ import torch
 from mixmatch.data.opened import Basis, Data
 from mixmatch.data.validation import assign_folds, number_of_folds
 from mixmatch.errors import MixMatchError
+from mixmatch.measure import Ints
 from mixmatch.methods.base import Method
 from mixmatch.settings import Settings
 from mixmatch.storage import read_json, replace_durably
@@ -28,8 +29,6 @@ from mixmatch.training.progress import Quiet, Reporter
 from mixmatch.training.run import Record
 from mixmatch.training.session import CUSTOM, averaged, prepare
 from mixmatch.training.trainer import CHUNK, NotFinite
-
-Ints = npt.NDArray[np.int64]
 
 FILE = "cross_validation.json"
 """In the run folder."""

@@ -28,6 +28,14 @@ def is_missing(value: str) -> bool:
     return value.lower() in MISSING
 
 
+def is_number(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
 class Names(Sequence[str]):
     """Text, row by row. Each different one is there once: a million rows of fifty cities take four megabytes."""
 

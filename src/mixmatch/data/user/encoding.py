@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mixmatch.data.user.columns import Matrix, Names, as_column, is_missing
+from mixmatch.data.user.columns import Matrix, Names, as_column, is_missing, is_number
 from mixmatch.data.user.rows import Finding
 from mixmatch.errors import MixMatchError
 from mixmatch.text import count, listed, tally
@@ -184,7 +184,7 @@ def fit_column(name: str, values: Names | Matrix) -> tuple[Numeric | Categorical
     distinct = Counter({value: n for value, n in values.counts().items() if not is_missing(value)})
     if len(distinct) == 1 and known == len(values):
         return None, _constant(name, f"'{values[0]}' in every row")
-    if all(map(_is_number, distinct)):
+    if all(map(is_number, distinct)):
         return _fit_numbers(name, values)
     if len(distinct) > max(MOST_CATEGORIES, known / 2) or len(distinct) == known >= EVERY_ROW:
         return None, _free_text(name, distinct)
@@ -296,7 +296,7 @@ def numbers_of(values: Values, name: str) -> Matrix:
     """A column as float64 (N,), NaN where it is missing."""
     column = as_column(values)
     if isinstance(column, Names):
-        fits = column.each(lambda value: is_missing(value) or _is_number(value), bool)
+        fits = column.each(lambda value: is_missing(value) or is_number(value), bool)
         if not fits.all():
             raise MixMatchError(f"column '{name}' holds numbers, but one value is '{column[int(fits.argmin())]}'")
         column = column.each(lambda value: math.nan if is_missing(value) else float(value), np.float64)
@@ -311,14 +311,6 @@ def as_names(values: Values) -> Names:
     column = as_column([*values] if isinstance(values, list | tuple) else np.asarray(values).astype(object))
     assert isinstance(column, Names)
     return column
-
-
-def _is_number(value: str) -> bool:
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True
 
 
 def _category(value: str) -> str:
@@ -341,7 +333,7 @@ def _row_number(name: str, numbers: Matrix) -> Finding | None:
 
 def _almost_numbers(name: str, distinct: Counter[str], outcome: str = "taken for names") -> Finding | None:
     """A column of numbers but for a few values, such as "n.d."."""
-    strange = [value for value in distinct if not _is_number(value)]
+    strange = [value for value in distinct if not is_number(value)]
     if len(strange) >= len(distinct) / 10:
         return None
     message = f"column '{name}' holds numbers, but also {listed(map(repr, strange))}: {outcome}"
