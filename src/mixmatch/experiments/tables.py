@@ -401,9 +401,9 @@ TABLES: dict[str, Table] = {
         quoted={"VAT with 3,098 answers, epsilon 4.96 (Papernot et al., 2018)": {"138": "91.60"}},
         metric="accuracy",
         note="The labels are exactly the answers to the first 250 queries. The authors' split (`--split official`) "
-        "took 9 of the 138 from later ones, so it costs 344 queries (see docs/privacy.md); the paper's number is of "
-        "that split, and its epsilon, 0.97, of 250 queries. Epsilons are expected, data-dependent and not sanitized; "
-        "4.96 is as published, it does not come out of the public votes exactly. The VAT students have VAT's settings "
-        "for SVHN; the paper has no number for them.",
+        "took 9 of the 138 from later ones, so it costs 344 queries (see docs/privacy-commands.md); the paper's number "
+        "is of that split, and its epsilon, 0.97, of 250 queries. Epsilons are expected, data-dependent and not "
+        "sanitized; 4.96 is as published, it does not come out of the public votes exactly. The VAT students have "
+        "VAT's settings for SVHN; the paper has no number for them.",
     ),
 }  # fmt: skip
