@@ -76,6 +76,7 @@ def read(app: Any, name: str, source: list[str]) -> None:
 
     source[0] = re.sub(r"(?<!!)\[([^\]]*)\]\((\.\./[^)\s]*)\)", outside, source[0])
     source[0] = re.sub(r"\]\((?:\.\./)*README\.md", "](index.md", source[0])
+    source[0] = source[0].replace(" ± ", "\u00a0±\u00a0")  # a mean and its deviation stay on one line
 
 
 def setup(app: Any) -> None:

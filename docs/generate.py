@@ -56,13 +56,13 @@ def method_table(method: str) -> str:
         if any(getattr(s, n) != getattr(default, n) for s in published.values()) and n in scoped(used, method)
     ]
     rows = [
-        [f"`{s.name}`", _value(s.default), *(_value(p.method_settings[s.name]) for p in published.values()), s.help]
+        [f"`{s.name}`", _value(s.default), s.help, *(_value(p.method_settings[s.name]) for p in published.values())]
         for s in methods.declared(method).values()
     ]
     for name in run:
         values = [_value(getattr(p, name)) for p in published.values()]
-        rows.append([f"`{name}` (run)", _value(getattr(default, name)), *values, of_run()[name].help])
-    return _table(["setting", "default", *(SOURCES[data].title for data in used), "what it is"], rows)
+        rows.append([f"`{name}` (run)", _value(getattr(default, name)), of_run()[name].help, *values])
+    return _table(["setting", "default", "what it is", *(SOURCES[data].title for data in used)], rows)
 
 
 def scoped(data_sets: Iterable[str], method: str) -> set[str]:
@@ -120,16 +120,16 @@ def _declared(settings: Iterable[Setting]) -> str:
         [
             f"`{s.name}`",
             BY_DEVICE if s.name == "precision" else _value(s.default),
+            s.help,
             s.wanted,
             "yes" if s.experiment else "no",
             "no" if s.of_steps is None else "may",
             "" if s.search is None else str(s.search),
-            s.help,
         ]
         for s in settings
     ]
-    head = ["setting", "default", "must be", "part of the experiment", "depends on steps", "`tune` searches"]
-    return _table([*head, "what it is"], rows)
+    head = ["setting", "default", "what it is", "must be"]
+    return _table([*head, "part of the experiment", "depends on steps", "`tune` searches"], rows)
 
 
 def _value(value: Any) -> str:

@@ -118,7 +118,8 @@ def _row(parameter: Any) -> str:
     if isinstance(default, list | tuple):
         default = " ".join(map(str, default))
     given = default not in (None, "", ()) and not callable(default) and not parameter.required
-    cells = [f"`{name}`", str(default) if given else "", _coded(parameter.help or "")]
+    text, _, of_setting = _plain(parameter.help or "").partition("[default: ")  # settings say theirs in their help
+    cells = [f"`{name}`", str(default) if given else of_setting.removesuffix("]"), _coded(text.strip())]
     return "| " + " | ".join(_plain(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
