@@ -63,7 +63,7 @@ SUCCESSORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "softmatch": (FIXMATCH, {"n_sigma": 2, "align": "uniform", "ratio": 7}),
     "adamatch": (FIXMATCH, {"threshold": 0.95, "align": "model", "ratio": 7}),
     "remixmatch": (
-        {"optimizer": "adam", "learning_rate": 0.002, "schedule": "constant", "strong": "ctaugment"},
+        {"optimizer": "adam", "learning_rate": 0.002, "schedule": "constant", "strong": "ctaugment-only"},
         {"T": 0.5, "alpha": 0.75, "lambda_u": 1.5, "lambda_u1": 0.5, "lambda_r": 0.5, "ramp": 16384, "align": "labels"},
     ),
 }

@@ -21,7 +21,7 @@ Optimizer = Literal["adam", "sgd"]
 Schedule = Literal["constant", "cosine", "linear", "cosine-7/16"]
 Unlabeled = Literal["rest", "all"]
 LabelSampling = Literal["uniform", "balanced"]
-Strong = Literal["cutout", "randaugment", "kekmodel", "torchssl", "ctaugment"]
+Strong = Literal["cutout", "randaugment", "kekmodel", "torchssl", "ctaugment", "ctaugment-only"]
 HoldOut = Literal["large-classes", "all-classes", "none"]
 Labels = int | Literal["all"]
 

@@ -142,6 +142,8 @@ def test_what_the_engine_sees() -> None:
     augment = strong_augmentation(CropFlip(2, True), (3, 12, 12), "ctaugment")
     assert augment == CTAugment(CropFlip(2, True))
     assert hash(augment) == hash(CTAugment(CropFlip(2, True)))
+    bare = strong_augmentation(CropFlip(2, True), (3, 12, 12), "ctaugment-only")
+    assert bare == CTAugment(CropFlip(2, True), cutout=False)
     assert isinstance(augment, Adaptive)
     state = augment.state(torch.device("cpu"))
     assert [(rates[rates >= 0] == 1).sum().item() for rates in state["rates"]] == [sum(bins(n)) for n in range(19)]

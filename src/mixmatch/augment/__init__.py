@@ -38,6 +38,7 @@ STRONG: dict[str, Callable[[CropFlip], Augmentation]] = {
     "kekmodel": partial(RandAugment, variant="kekmodel"),
     "torchssl": partial(RandAugment, variant="torchssl"),
     "ctaugment": CTAugment,
+    "ctaugment-only": partial(CTAugment, cutout=False),
 }
 """Strong augmentations that operate on colors, by name."""
 

@@ -60,7 +60,7 @@ class ReMixMatch(Method):
         "weak views and one over all that is learned from, which is faster.",
     )
 
-    run_defaults = {"unlabeled": "all", "strong": "ctaugment"}  # noqa: RUF012
+    run_defaults = {"unlabeled": "all", "strong": "ctaugment-only"}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         shared.frequencies(self.align, model=False)
