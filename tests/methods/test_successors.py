@@ -396,6 +396,18 @@ def test_flexmatch_learns_nothing_about_classes_while_all_rows_have_one_label() 
     assert method.loss(model, one, {}, at(2), state).state["learned"].tolist() == [0.1, 0.2, 0.3, 0.4]
 
 
+def test_softmatchs_weights_stay_numbers_where_confidence_no_longer_varies() -> None:
+    """All predictions alike, for so many steps that the average of their variance is 0."""
+    method, batch, model = build("softmatch", {"ratio": 2, "align": "none"}), batch_of(0, 2), Linear()
+    batch = batch._replace(u=torch.ones_like(batch.u))
+    alike = float(model(batch.u[0])[0].detach().softmax(-1).max())
+    for mean, weight in ((alike, 1.0), (alike + 0.1, 0.0)):
+        state = {**method.state(info()), "mean": exactly(mean), "variance": exactly(0.0)}
+        step = method.loss(model, batch, {}, at(1), state)
+        assert step.metrics["mask"] == weight
+        assert step.loss.isfinite()
+
+
 @pytest.mark.parametrize("passes", ["official", "fused"])
 @pytest.mark.parametrize("strong", [False, True])
 def test_adamatch_interpolates_between_labeled_images_alone_and_among_the_others(passes: str, strong: bool) -> None:

@@ -34,7 +34,8 @@ class SoftMatch(shared.PseudoLabeling):
         variance = functional.moving_average(state["variance"], spread, self.prediction_decay)
         aligned, changed = shared.aligned(self.align, q, z.x, progress, state, self.prediction_decay)
         below = (aligned.amax(dim=-1) - mean).clamp_max(0)
-        weight = torch.exp(-below.square() * self.n_sigma**2 / (2 * variance))
+        # Where nothing varies any more it is 0: then its floor decides, far above what rounding makes of a confidence.
+        weight = torch.exp(-below.square() * self.n_sigma**2 / (2 * variance.clamp_min(1e-12)))
         loss_x = functional.labeled_loss(z.x, batch.y)
         loss_u = functional.pseudo_label_loss(z.strong, label, weight)
         loss = loss_x + self.lambda_u * loss_u + shared.balanced_loss(balanced, batch.y, draws, progress, state)
