@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import mixmatch
 from forks import Fork, command, ended
@@ -37,7 +38,7 @@ from mixmatch.training.device import pick_device
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunRecord
 from mixmatch.training.trainer import Trainer
-from mixmatch.training.world import World, joined
+from mixmatch.training.world import Total, World, joined
 
 CPU = torch.device("cpu")
 PATIENCE = 120.0
@@ -319,6 +320,50 @@ def test_flexmatch_counts_a_row_once_that_two_groups_have() -> None:
 def test_groups_must_divide_the_batch(given: dict[str, Any], message: str) -> None:
     with pytest.raises(MixMatchError, match=message):
         trainer_for(**given)
+
+
+class Launched(TorchDispatchMode):
+    """Counts what a GPU would have to launch: neither views nor tensors without content."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        self.count += not (function.is_view or (isinstance(found, Tensor) and found.is_meta))
+        return found
+
+
+class Alone(World):
+    """A process that exchanges with no one, but as if there were others."""
+
+    backend = "nccl"
+
+
+def test_an_exchange_is_a_few_operations_however_many_tensors_a_network_has() -> None:
+    """And a process whose exchange is with itself ends as one that has none."""
+    launched, ends = [], []
+    for alone in (None, Alone()):
+        trainer = trainer_for(alone, groups=1, method="supervised")
+        trainer.advance(1)
+        with Launched() as counter:
+            trainer.advance(2)
+        launched.append(counter.count)
+        ends.append(parts(trainer.checkpoint()))
+    assert len(list(trainer.model.network.parameters())) > 20
+    assert 0 < launched[1] - launched[0] <= 10
+    assert ends[0].keys() == ends[1].keys()
+    for name, value in ends[0].items():
+        assert torch.equal(value, ends[1][name]), name
+
+
+def test_sums_keep_types_and_shapes() -> None:
+    total, tensors = Total(World()), [torch.randn(3, 4, 5, 6).to(memory_format=torch.channels_last), torch.tensor(2.0)]
+    tensors += [torch.tensor(3.0, dtype=torch.float64), torch.ones(1).expand(4), torch.randn(2, 3).T]
+    for _ in range(2):
+        total.add(tensors)
+    for mean, value in zip(total.mean(4), tensors, strict=True):
+        assert mean.dtype == value.dtype
+        torch.testing.assert_close(mean, value / 2)
 
 
 class Three(World):

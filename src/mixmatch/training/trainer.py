@@ -37,7 +37,7 @@ from mixmatch.training.record import on_machines
 from mixmatch.training.step import Objective, account, under
 from mixmatch.training.streams import stream_for
 from mixmatch.training.watch import SAMPLE
-from mixmatch.training.world import Total, World
+from mixmatch.training.world import Total, World, by_type
 
 CHUNK = 32
 """Steps whose draws are made and copied to the device at once. It does not affect results."""
@@ -219,11 +219,12 @@ class Trainer:
         """
         network, total, states = self.model.network, Total(self.world), list[Tensors]()
         buffers = list(network.buffers())
-        before = [buffer.clone() for buffer in buffers]
+        before = [buffer.clone() for buffer in buffers] if len(groups) > 1 else []
         running = [buffer for buffer in buffers if buffer.is_floating_point()]
-        for x, u, draws in groups:
-            for buffer, value in zip(buffers, before, strict=True):
-                buffer.copy_(value)
+        for number, (x, u, draws) in enumerate(groups):
+            if number > 0:
+                for alike, values in zip(by_type(buffers), by_type(before), strict=True):
+                    torch._foreach_copy_(alike, values)
             self.optimizer.zero_grad(set_to_none=True)
             taken = self.loss(x, u, draws)
             if not self._metrics:
@@ -234,9 +235,9 @@ class Trainer:
             total.add([*gradients, *running, loss.detach(), *map(self._scalar, metrics.values())])
             states += [dict(zip(state, values, strict=True)) for values in self.world.gather(list(state.values()))]
         means = total.mean(self.settings.groups)
-        for tensor, mean in zip([*gradients, *running], means, strict=False):
-            tensor.copy_(mean)
-        loss, *values = means[len(gradients) + len(running) :]
+        learned = [*gradients, *running]
+        torch._foreach_copy_(learned, means[: len(learned)])
+        loss, *values = means[len(learned) :]
         state = self.objective.combine(self.state, states)
         self._end_step(loss, dict(zip(metrics, values, strict=True)), state, draws["step"], ema_share)
 
@@ -287,7 +288,7 @@ class Trainer:
             self.rate.copy_(tensors.pop("rate"))
         ema_share = tensors.pop("ema_share", None)
         groups = [self.batches.fetched(under(self.batches.prefix(group), tensors)) for group in self._groups]
-        if self.settings.groups == 1:
+        if self.settings.groups == 1 and self.world.backend is None:
             self.take_step(*groups[0], ema_share)
         else:
             self.take_groups(groups, ema_share)

@@ -45,7 +45,7 @@ class World:
         return [list(tensors)]
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors by their sums over the processes."""
+        """Replace contiguous tensors by their sums over the processes."""
 
     def numbers(self, number: float) -> list[float]:
         """A number of every process, in the order of their ranks. Does not wait for the device."""
@@ -106,13 +106,9 @@ class Processes(World):
         ]
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
-        for dtype in dict.fromkeys(t.dtype for t in tensors):  # in an order that all processes share
-            alike = [t for t in tensors if t.dtype == dtype]
-            flat = torch.cat([t.reshape(-1) for t in alike])
-            with _explained():
-                dist.all_reduce(flat)
-            for t, total in zip(alike, torch.split(flat, [t.numel() for t in alike]), strict=True):
-                t.copy_(total.view_as(t))
+        with _explained():
+            for tensor in tensors:
+                dist.all_reduce(tensor)
 
     def numbers(self, number: float) -> list[float]:
         return [each.item() for (each,) in self.gather([torch.tensor(float(number), dtype=torch.float64)])]
@@ -126,26 +122,52 @@ class Processes(World):
 
 class Total:
     """Sums of tensors over the groups of a step, in all processes. Over gloo they are added in the order of the
-    groups; over NCCL each process adds up its own, and the sums are exchanged once."""
+    groups; over NCCL each process adds up its own, and the sums are exchanged once.
+
+    They lie in one buffer for each type: a GPU copies, sends and divides all of them by a few kernels.
+    """
 
     def __init__(self, world: World) -> None:
-        self._world, self._sums = world, list[Tensor]()
+        self._world, self._sums, self._like = world, list[Tensor](), list[Tensor]()
         self._gathers = world.backend != "nccl"
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Add what a group gives. All processes are at their group of the same round."""
-        for each in self._world.gather(tensors) if self._gathers else [list(tensors)]:
+        self._like = self._like or [torch.empty_like(t, device="meta") for t in tensors]
+        given = [_joint(alike, like) for alike, like in zip(by_type(tensors), by_type(self._like), strict=True)]
+        for each in self._world.gather(given) if self._gathers else [given]:
             if self._sums:
                 torch._foreach_add_(self._sums, each)
             else:
-                self._sums = [t.detach().clone() for t in each]
+                self._sums = each
 
     def mean(self, groups: int) -> list[Tensor]:
         """The means over all groups."""
         if not self._gathers:
             self._world.sum_(self._sums)
         torch._foreach_div_(self._sums, groups)
-        return self._sums
+        found = {total.dtype: _parts(total, like) for total, like in zip(self._sums, by_type(self._like), strict=True)}
+        return [next(found[like.dtype]) for like in self._like]
+
+
+def by_type(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """The tensors of each type. PyTorch works on many tensors by one kernel only if they are alike in that."""
+    return [[t for t in tensors if t.dtype == dtype] for dtype in dict.fromkeys(t.dtype for t in tensors)]
+
+
+def _joint(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
+    """Tensors of a type, copied one after the other into a buffer."""
+    buffer = tensors[0].new_empty(sum(t.numel() for t in tensors))
+    torch._foreach_copy_(list(_parts(buffer, like)), list(tensors))
+    return buffer
+
+
+def _parts(buffer: Tensor, like: Sequence[Tensor]) -> Iterator[Tensor]:
+    """What tensors become in a buffer: with the strides that they have, so that copies are of whole memory."""
+    start = 0
+    for each in like:
+        yield buffer.as_strided(each.shape, each.stride(), start)
+        start += each.numel()
 
 
 _joined = itertools.count()
