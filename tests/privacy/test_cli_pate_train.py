@@ -54,8 +54,17 @@ def answers(path, rows, labels, **more):
 
 def test_from_teachers_to_a_student(call, tmp_path):
     """Votes by our teachers, answers by pate label, a student that knows which class is which; then a look at it."""
-    code, out, err = call("teachers", "digits", "--teachers", 4, "--steps", 20, "--out", "t", *TINY, "--json")
+    teachers = ("teachers", "digits", "--teachers", 4, "--steps", 20, "--out", "t", *TINY)
+    for part, count in (("2/3", 1), ("1/3", 2), ("3/3", 1)):  # as jobs of an array
+        code, out, err = call(*teachers, "--part", part, "--json")
+        assert code == 0, err
+        assert json.loads(out) == {"part": part, "teachers": count}
+    assert not (tmp_path / "t" / "votes.npz").exists()
+    trained = {path: path.stat().st_mtime_ns for path in tmp_path.glob("t/teachers/*/result.json")}
+    code, out, err = call(*teachers, "--resume", "--json")
     assert code == 0, err
+    assert len(trained) == 4
+    assert trained == {path: path.stat().st_mtime_ns for path in trained}
     assert json.loads(out)["votes"] == "t/votes.npz"
     rows = pool_rows("half", 500)[:50]
     (tmp_path / "rows.txt").write_text("\n".join(map(str, rows)))
@@ -67,7 +76,11 @@ def test_from_teachers_to_a_student(call, tmp_path):
     written = json.loads((tmp_path / "a.json").read_text())
     assert written["classes"] == list("0123456789")
     student = ("student", "--answers", "a.json", "--data", "digits-test", "--steps", 2, "--repeats", 2, *TINY)
-    code, out, err = call(*student, "--out", "s", "--votes", "t/votes.npz", *mechanism, "--results", "r", "--json")
+    code, out, err = call(*student, "--out", "s", "--part", "2/2")
+    assert out == ("part 2/2: 1 student finished; with --resume for --part the same command takes all of them\n")
+    assert [path.name for path in (tmp_path / "s").iterdir()] == ["mixmatch-seed2"]
+    more = ("--resume", "--votes", "t/votes.npz", *mechanism, "--results", "r", "--json")
+    code, out, err = call(*student, "--out", "s", *more)
     assert code == 0, err
     summary = json.loads(out)
     assert (summary["queries"], summary["pool"], summary["test"], len(summary["accuracies"])) == (50, 250, 250, 2)

@@ -216,6 +216,11 @@ def test_progress_counts_teachers(tmp_path):
                 started(number)
                 yield number, {"seed": each.job.settings.seed}
 
+    class Failing(Instant):
+        def run(self, work, started):
+            for number, record in super().run(work, started):
+                yield number, MixMatchError("no memory") if number == 0 else record
+
     said, finished = [], []
     two = [make_run("digits", tmp_path, {"seed": seed}, {}, RunOptions()) for seed in (1, 2)]
     records = train_runs(two, "teacher", said.append, finished.append, Instant())
@@ -223,6 +228,11 @@ def test_progress_counts_teachers(tmp_path):
     assert finished == records
     assert said[0] == "teacher 1 of 2"
     assert said[1].startswith("teacher 2 of 2, 0:0")
+    finished.clear()
+    with pytest.raises(MixMatchError, match="no memory"):
+        train_runs(two, "teacher", said.append, finished.append, Failing())
+    assert finished == records[1:]  # the others are done all the same
+    assert "teacher 1 failed: no memory" in said
 
 
 # ---------------------------------------------------------------- own data: no image decides about another

@@ -67,7 +67,8 @@ def train_runs(
     finished: Callable[[Record], None] = lambda record: None,
     executor: Executor | None = None,
 ) -> list[Record]:
-    """Train the runs. Those already finished are not trained again; the first that fails ends it.
+    """Train the runs. Those already finished are not trained again. One that fails does not stop the others; its error
+    is raised when all have ended, the first of several.
 
     Args:
         noun: what a run is called in progress messages.
@@ -82,13 +83,18 @@ def train_runs(
         say(f"{noun} {number + 1} of {len(runs)}" + (f", {duration(left)} left" if done else ""))
 
     records: dict[int, Record] = {}
+    failed: dict[int, Exception] = {}
     with closing((executor or Here()).run(runs, started)) as outcomes:
         for number, outcome in outcomes:
             done += 1
             if isinstance(outcome, Exception):
-                raise outcome
-            records[number] = outcome
-            finished(outcome)
+                say(f"{noun} {number + 1} failed: {outcome}")
+                failed[number] = outcome
+            else:
+                records[number] = outcome
+                finished(outcome)
+    if failed:
+        raise failed[min(failed)]
     return [records[number] for number in range(len(runs))]
 
 

@@ -21,6 +21,7 @@ from mixmatch.data.split import Indices, make_split
 from mixmatch.errors import MixMatchError
 from mixmatch.privacy.answers import Answers, renumber
 from mixmatch.privacy.runs import RunOptions, Say, make_run, silent, train_runs
+from mixmatch.training.job import Work
 from mixmatch.training.run import Record
 
 POOLS: dict[str, int | str] = {"svhn-test": 10_000}
@@ -156,6 +157,29 @@ def _official(answers: Answers, pool: int, count: int, names: Sequence[str]) -> 
     return answers.first(int(picked.labeled.max()) + 1), picked.labeled, picked.valid
 
 
+def student_runs(
+    labels: StudentLabels,
+    out: Path,
+    method: str,
+    seeds: Sequence[int],
+    settings: Mapping[str, Any] | None,
+    options: RunOptions,
+) -> list[Work]:
+    """The run of each student."""
+    given = {
+        **(settings or {}),
+        "method": method,
+        "labels": labels.about["labels"],
+        "valid": len(labels.data_options["student"].get("valid", [])),
+    }
+    return [
+        make_run(
+            labels.about["data"], out / f"{method}-seed{seed}", {**given, "seed": seed}, labels.data_options, options
+        )
+        for seed in seeds
+    ]
+
+
 def train_students(
     labels: StudentLabels,
     out: Path,
@@ -179,17 +203,8 @@ def train_students(
     """
     if repeats < 1:
         raise MixMatchError(f"repeats={repeats}: there must be at least one")
-    given = {
-        **(settings or {}),
-        "method": method,
-        "labels": labels.about["labels"],
-        "valid": len(labels.data_options["student"].get("valid", [])),
-    }
-    data, options = labels.about["data"], options or RunOptions()
-    runs = [
-        make_run(data, out / f"{method}-seed{number}", {**given, "seed": number}, labels.data_options, options)
-        for number in range(seed, seed + repeats)
-    ]
+    options = options or RunOptions()
+    runs = student_runs(labels, out, method, range(seed, seed + repeats), settings, options)
     records = train_runs(runs, "student", say if repeats > 1 else silent, finished, options.executor)
     accuracies = [100 - record["error"] for record in records]
     return {

@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,7 +86,39 @@ def train_teachers(plan: Plan, out: Path, options: RunOptions | None = None, say
         out: gets `shards.json`, `teachers/000` ... (private), `votes.npz` and `votes.json`.
         options: `resume` keeps the finished teachers that are in `out` and continues the others.
     """
-    options = options or RunOptions()
+    trained = _train(plan, out, options or RunOptions(), say)
+    votes = from_labels(np.stack(trained.ballots), len(trained.about["classes"]))
+    described = {
+        **trained.about,
+        "queries": votes.queries,
+        "votes_sha256": votes.sha256,
+        "settings": {**trained.records[0]["settings"], "data_options": {}},
+        "private": "votes are private: publish only the noisy answers of pate label",
+    }
+    path = out / "votes.npz"
+    _save(path, lambda file: np.savez_compressed(file, counts=votes.counts))
+    write_record(out / "votes.json", described)
+    return Voted(votes, path, described)
+
+
+def train_part(plan: Plan, out: Path, part: slice, options: RunOptions | None = None, say: Say = silent) -> int:
+    """Train some of the teachers, as a job of a Slurm array does; returns how many.
+
+    Other parts may be trained at the same time, and what is there is resumed. `train_teachers` with `resume` has all of
+    them vote in the end.
+    """
+    return len(_train(plan, out, replace(options or RunOptions(), resume=True), say, part).records)
+
+
+class _Trained(NamedTuple):
+    """The records of teachers, what each takes the public images for, and a description."""
+
+    records: list[Record]
+    ballots: list[npt.NDArray[np.int64]]
+    about: Record
+
+
+def _train(plan: Plan, out: Path, options: RunOptions, say: Say, part: slice = slice(None)) -> _Trained:
     given_public = (
         None if plan.queries is None else public_images(plan.queries, options.data_dir, strict=options.strict)
     )
@@ -109,11 +141,10 @@ def train_teachers(plan: Plan, out: Path, options: RunOptions | None = None, say
     _begin(out, about, shards, options.resume)
     if left := len(labeled_rows(source)) - plan.teachers * len(shards[0]):
         say(f"{left:,} private images are in no shard")
-    records = train_runs(runs, "teacher", say, executor=options.executor)
+    records = train_runs(runs[part], "teacher", say, executor=options.executor)
     say("the teachers vote")
     public_sha256 = inputs_sha256(public)
-    ballots = [_vote(run.job.out, public, public_sha256, options.device) for run in runs]
-    votes = from_labels(np.stack(ballots), len(source.classes))
+    ballots = [_vote(run.job.out, public, public_sha256, options.device) for run in runs[part]]
     described = {
         "format": FORMAT,
         "data": plan.data,
@@ -121,18 +152,11 @@ def train_teachers(plan: Plan, out: Path, options: RunOptions | None = None, say
         "images_a_teacher": len(shards[0]),
         "classes": list(source.classes),
         "public": plan.queries or f"the test images of {plan.data}",
-        "queries": votes.queries,
-        "votes_sha256": votes.sha256,
         "public_sha256": public_sha256,
         "private_sha256": about["data_sha256"],
         "shards_sha256": about["sha256"],
-        "settings": {**records[0]["settings"], "data_options": {}},
-        "private": "votes are private: publish only the noisy answers of pate label",
     }
-    path = out / "votes.npz"
-    _save(path, lambda file: np.savez_compressed(file, counts=votes.counts))
-    write_record(out / "votes.json", described)
-    return Voted(votes, path, described)
+    return _Trained(records, ballots, described)
 
 
 # -- the data ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from mixmatch.cli.options import DataDir, Device, RayCluster, say
+from mixmatch.cli.options import DataDir, Device, RayCluster, print_json, say
 from mixmatch.data.split import Indices
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.executor import executor_for
@@ -19,6 +19,7 @@ from mixmatch.privacy.ledger import Budget
 from mixmatch.privacy.mechanisms import InteractiveGNMax, Mechanism, build
 from mixmatch.privacy.runs import RunOptions, Say, silent
 from mixmatch.privacy.votes import Floats, Votes, read_probabilities, read_rows, read_votes
+from mixmatch.text import count
 from mixmatch.training.progress import Reporter
 
 Threshold = Annotated[float | None, typer.Option(help="T: the votes it takes to be answered.")]
@@ -146,6 +147,14 @@ class TrainOptions:
     ) -> RunOptions:
         executor = executor_for(self.ray)
         return RunOptions(self.resume, checkpoint_every, self.device, self.data_dir, strict, reporter, executor)
+
+
+def show_part(part: str, done: int, noun: str, as_json: bool) -> None:
+    """The result of a part of the runs. Others may still be at work."""
+    if as_json:
+        print_json({"part": part, f"{noun}s": done})
+    else:
+        print(f"part {part}: {count(done, noun)} finished; with --resume for --part the same command takes all of them")
 
 
 def in_words(privacy: dict[str, Any]) -> str:

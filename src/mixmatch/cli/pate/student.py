@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +10,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from mixmatch.cli.options import Json, Strict, console, expand_options, print_json, say, warn
+from mixmatch.cli.options import Json, Part, Strict, console, expand_options, parse_part, print_json, say, warn
 from mixmatch.cli.pate.options import (
     PUBLISHED,
     All,
@@ -22,6 +22,7 @@ from mixmatch.cli.pate.options import (
     TrainOptions,
     charged,
     in_words,
+    show_part,
 )
 from mixmatch.errors import MixMatchError
 from mixmatch.experiments import records
@@ -30,7 +31,7 @@ from mixmatch.privacy.analysis import Queries, analyze
 from mixmatch.privacy.answers import Answers, authors, read
 from mixmatch.privacy.checks import check_delta
 from mixmatch.privacy.mechanisms import Mechanism, build
-from mixmatch.privacy.runs import write_record
+from mixmatch.privacy.runs import train_runs, write_record
 from mixmatch.privacy.votes import read_votes
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import Record
@@ -112,6 +113,7 @@ def student(
     precision: Annotated[str | None, typer.Option(help="fp32 or bf16 (default: bf16 where it is faster).")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the runs, METHOD-seedN each.")] = Path("runs/pate-student"),
     results: Annotated[Path | None, typer.Option(help="Also keep the records here, for mixmatch results.")] = None,
+    part: Part = None,
     strict: Strict = False,
     everything: All = False,
     as_json: Json = False,
@@ -130,7 +132,7 @@ def student(
 
       mixmatch pate student --answers answers.json --data digits-test --repeats 3
     """
-    mechanism = cost.mechanism()
+    mechanism, share = cost.mechanism(), parse_part(part)
     if answers is None and data != "svhn-test":
         raise MixMatchError(f"--data {data} needs the teachers' answers: give --answers")
     labels = students.prepare(
@@ -143,22 +145,34 @@ def student(
     )
     privacy = cost.privacy(mechanism, labels.answers)
     training.say(_describe(labels.about))
+    settings = {
+        "steps": steps,
+        "network": network,
+        "batch_size": batch_size,
+        "eval_every": eval_every,
+        "precision": precision,
+    }
+    options = training.build(Quiet if training.quiet else None, strict=strict, checkpoint_every=checkpoint_every)
+
+    def finished(record: Record) -> None:
+        if results is not None:
+            say(f"record: {records.save(record, results)}")
+
+    if part is not None:
+        seeds = range(seed, seed + repeats)[share]
+        runs = students.student_runs(labels, out, method, seeds, settings, replace(options, resume=True))
+        show_part(part, len(train_runs(runs, "student", training.say, finished, options.executor)), "student", as_json)
+        return
     summary = students.train_students(
         labels,
         out,
         method=method,
         seed=seed,
         repeats=repeats,
-        settings={
-            "steps": steps,
-            "network": network,
-            "batch_size": batch_size,
-            "eval_every": eval_every,
-            "precision": precision,
-        },
-        options=training.build(Quiet if training.quiet else None, strict=strict, checkpoint_every=checkpoint_every),
+        settings=settings,
+        options=options,
         say=training.say,
-        finished=lambda record: None if results is None else say(f"record: {records.save(record, results)}"),
+        finished=finished,
     )
     quoted = students.QUOTED.get(data, [])
     summary |= {"privacy": privacy, "quoted": quoted} | ({"quoted_note": students.QUOTED_NOTE} if quoted else {})

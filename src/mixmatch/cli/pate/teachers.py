@@ -7,9 +7,18 @@ from typing import Annotated
 
 import typer
 
-from mixmatch.cli.options import Json, Strict, console, expand_options, parse_labels, print_json
-from mixmatch.cli.pate.options import BatchSize, Network, TrainOptions
-from mixmatch.privacy.teachers import STEPS, Plan, train_teachers
+from mixmatch.cli.options import (
+    Json,
+    Part,
+    Strict,
+    console,
+    expand_options,
+    parse_labels,
+    parse_part,
+    print_json,
+)
+from mixmatch.cli.pate.options import BatchSize, Network, TrainOptions, show_part
+from mixmatch.privacy.teachers import STEPS, Plan, train_part, train_teachers
 from mixmatch.training.progress import Quiet
 
 
@@ -45,6 +54,7 @@ def teachers(
     contiguous: Annotated[
         bool, typer.Option("--contiguous", help="Cut shards in file order, as PATE 2017 and 2018; no permutation.")
     ] = False,
+    part: Part = None,
     strict: Strict = False,
     as_json: Json = False,
 ) -> None:
@@ -61,7 +71,10 @@ def teachers(
       mixmatch pate teachers svhn-extra --teachers 250 --contiguous --network wrn-10-1 --out private/svhn --resume
 
       mixmatch pate teachers svhn --teachers 50 --method mixmatch --labels 200 --out private/svhn50
+
+      mixmatch pate teachers svhn-extra --teachers 250 --out private/svhn --part 3/20
     """
+    share = parse_part(part)
     plan = Plan(
         data,
         count,
@@ -78,7 +91,11 @@ def teachers(
             "learning_rate": learning_rate,
         },
     )
-    voted = train_teachers(plan, out, training.build(Quiet, strict=strict), training.say)
+    options = training.build(Quiet, strict=strict)
+    if part is not None:
+        show_part(part, train_part(plan, out, share, options, training.say), "teacher", as_json)
+        return
+    voted = train_teachers(plan, out, options, training.say)
     about = voted.about
     if as_json:
         print_json({**about, "votes": str(voted.path)})
