@@ -38,6 +38,7 @@ from mixmatch.methods import declared
 from mixmatch.settings import Settings, resolve
 from mixmatch.training.device import default_precision, pick_device
 from mixmatch.training.trainer import Trainer
+from mixmatch.training.world import World
 
 CLASSES, SIZE = 10, 32
 TURN = 32
@@ -57,14 +58,7 @@ def engine(
     source: Source, settings: Settings, device: torch.device, fast: bool, note: Callable[[str], None], runs: int = 1
 ) -> Steps:
     """Steps of ours, taken in turns by several runs. `note` gets messages if they are not as fast as they should be."""
-    trainers = []
-    for seed in range(1, runs + 1):
-        torch.manual_seed(seed)
-        network = networks.build(settings.network, CLASSES, (3, SIZE, SIZE))
-        split = make_split(source, labels(settings.batch_size), seed=seed)
-        own = replace(settings, seed=seed)
-        trainers.append(Trainer(own, source, split, network, device, compile=fast, graph=fast))
-        trainers[-1].send_notes_to(note)
+    trainers = [trainer(source, replace(settings, seed=seed), device, fast, note) for seed in range(1, runs + 1)]
 
     def steps(count: int) -> None:
         for done in range(0, count, TURN * runs):
@@ -73,6 +67,30 @@ def engine(
                 trainer.advance(trainer.step + (left + number) // runs)
 
     return steps
+
+
+def trainer(
+    source: Source,
+    settings: Settings,
+    device: torch.device,
+    fast: bool,
+    note: Callable[[str], None],
+    world: World | None = None,
+) -> Trainer:
+    torch.manual_seed(settings.seed)
+    network = networks.build(settings.network, CLASSES, source.input_shape)
+    split = make_split(source, labels(settings.batch_size), seed=settings.seed)
+    made = Trainer(settings, source, split, network, device, compile=fast, graph=fast, world=world)
+    made.send_notes_to(note)
+    return made
+
+
+def random_images() -> Source:
+    random = np.random.default_rng(0)
+    images = Rows(
+        random.integers(0, 256, (10_000, SIZE, SIZE, 3), np.uint8), np.arange(10_000, dtype=np.int64) % CLASSES
+    )
+    return Source("random", tuple(map(str, range(CLASSES))), images, images)
 
 
 def measure(make: Callable[[], Steps], device: torch.device, seconds: float, graphed: bool) -> dict[str, float]:
@@ -157,11 +175,7 @@ def main() -> None:
     if "passes" in declared(args.method):
         given["passes"] = args.passes
     settings = resolve("cifar10", given)
-    random = np.random.default_rng(0)
-    images = Rows(
-        random.integers(0, 256, (10_000, SIZE, SIZE, 3), np.uint8), np.arange(10_000, dtype=np.int64) % CLASSES
-    )
-    source = Source("random", tuple(map(str, range(CLASSES))), images, images)
+    source = random_images()
     split = make_split(source, labels(settings.batch_size), seed=1)
     default = replace(settings, precision=default_precision(settings, device, source.input_shape))
 
@@ -192,10 +206,10 @@ def main() -> None:
         row["ratio"] = (rows[0] if rows else row)["ms_per_step"] / row["ms_per_step"]
         rows.append(row)
     if args.json:
-        print(json.dumps({"device": _device_name(device), "threads": torch.get_num_threads(), "rows": rows}, indent=1))
+        print(json.dumps({"device": device_name(device), "threads": torch.get_num_threads(), "rows": rows}, indent=1))
         return
     passes = f", {args.passes} passes" if "passes" in given else ""
-    title = f"{args.method}{passes}, {network}, batch {args.batch_size}, {_device_name(device)}"
+    title = f"{args.method}{passes}, {network}, batch {args.batch_size}, {device_name(device)}"
     table = Table("", "ms/step", "images/s", "ratio", "TFLOP/s", "peak MiB", "set-up s", title=title)
     for row in rows:
         table.add_row(
@@ -213,8 +227,8 @@ def main() -> None:
             print(f"{row['name']}: {text}")
 
 
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+def device_name(device: torch.device) -> str:
+    return torch.cuda.getdevice_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
 
 
 if __name__ == "__main__":

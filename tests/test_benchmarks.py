@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
+import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from forks import Fork, ended
 from mixmatch.methods import METHODS, Batch, DataInfo, Progress, build
 from mixmatch.networks.heads import WithHeads
 from mixmatch.settings import resolve
@@ -113,19 +115,44 @@ def test_a_textbook_loss_is_ours(textbook: Any, name: str, monkeypatch: pytest.M
     assert not lams
 
 
-@pytest.mark.parametrize("method", ["mixmatch", "vat", "supervised"])
-def test_the_program_prints_what_it_measured(method: str) -> None:
-    words = ["--device", "cpu", "--method", method, "--batch-size", "4", "--seconds", "0.01", "--json"]
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / "step_time.py", *words], capture_output=True, text=True, check=True, timeout=300
-    )
-    rows = json.loads(done.stdout)["rows"]
-    assert [row["name"].split(" (")[0] for row in rows] == ["textbook loop", "ours, eager, fp32", "ours, default"]
-    images = {"mixmatch": 12, "vat": 8, "supervised": 4}[method]
-    for row in rows:
-        assert row["ratio"] == pytest.approx(rows[0]["ms_per_step"] / row["ms_per_step"])
-        assert row["images_per_second"] == pytest.approx(1000 * images / row["ms_per_step"])
-        assert row["setup_seconds"] > 0
+def measure(program: str, words: list[str], found: Path) -> None:
+    sys.path.insert(0, str(BENCHMARKS))
+    sys.argv = [program, *words, "--device", "cpu", "--seconds", "0.01", "--json"]
+    with found.open("w") as out, contextlib.redirect_stdout(out):
+        importlib.import_module(program).main()
+
+
+def measured(folder: Path, program: str, asked: dict[str, list[str]]) -> dict[str, list[dict[str, Any]]]:
+    """The rows that a program prints for each of the words it is asked with, in processes of their own."""
+    forks = [
+        Fork(measure, program, words, folder / name, output=folder / f"{name}-said") for name, words in asked.items()
+    ]
+    assert ended(forks, 300) == [(0, "")] * len(asked)
+    return {name: json.loads((folder / name).read_text())["rows"] for name in asked}
+
+
+def test_the_program_prints_what_it_measured(tmp_path: Path) -> None:
+    asked = {name: ["--method", name, "--batch-size", "4"] for name in ("mixmatch", "vat", "supervised")}
+    for method, rows in measured(tmp_path, "step_time", asked).items():
+        assert [row["name"].split(" (")[0] for row in rows] == ["textbook loop", "ours, eager, fp32", "ours, default"]
+        images = {"mixmatch": 12, "vat": 8, "supervised": 4}[method]
+        for row in rows:
+            assert row["ratio"] == pytest.approx(rows[0]["ms_per_step"] / row["ms_per_step"])
+            assert row["images_per_second"] == pytest.approx(1000 * images / row["ms_per_step"])
+            assert row["setup_seconds"] > 0
+
+
+def test_what_dividing_work_costs_is_measured_beside_what_it_replaces(tmp_path: Path) -> None:
+    names = {
+        "exchange": ["without", "over gloo"],
+        "groups": ["batch 2 in 1 group", "batch 4 in 2 groups", "batch 4 in 1 group"],
+    }
+    small = ["--network", "wrn-10-1", "--large", "wrn-10-1", "--group", "2", "--groups", "2"]
+    for table, rows in measured(tmp_path, "scale", {name: ["--only", name, *small] for name in names}).items():
+        assert [row["name"] for row in rows] == names[table]
+        for row in rows:
+            images = 2 if table == "groups" and row is not rows[0] else 1
+            assert row["ratio"] == pytest.approx(images * rows[0]["ms_per_step"] / row["ms_per_step"])
 
 
 def test_the_list_of_long_runs_knows_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
