@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,16 +11,17 @@ from rich import box
 from rich.table import Table
 
 from mixmatch.cli.options import (
+    READING,
     DataDir,
     Device,
     Json,
+    Panel,
     Part,
     RayCluster,
     console,
-    parse_labels,
+    expand_options,
     parse_part,
     print_json,
-    with_reading,
 )
 from mixmatch.data import is_path
 from mixmatch.errors import unknown
@@ -27,9 +29,13 @@ from mixmatch.execution.executor import executor_for
 from mixmatch.experiments.compare import compare as run_all
 from mixmatch.experiments.compare import plot, summarize
 from mixmatch.methods import METHODS
+from mixmatch.settings import of_run
+
+RUN_SETTINGS = ("labels", "steps", "batch_size")
+RUN = Panel(None, {name: of_run()[name] for name in RUN_SETTINGS}, varying=RUN_SETTINGS)
 
 
-@with_reading
+@partial(expand_options, panels=[RUN, READING])
 def compare(
     data: Annotated[
         str, typer.Argument(metavar="DATA", help="A data set ([b]mixmatch data list[/b]) or your own data.")
@@ -39,10 +45,7 @@ def compare(
         "supervised",
         "mixmatch",
     ],
-    labels: Annotated[str | None, typer.Option(metavar="N|all", help="How many images are labeled.")] = None,
     seeds: Annotated[list[int], typer.Option(help="One run of each method per seed.")] = [1],  # noqa: B006
-    steps: Annotated[int | None, typer.Option(help="How many steps to train.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Labeled images per step, and as many unlabeled ones.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs (default: runs/compare-DATA).")] = None,
     data_dir: DataDir = None,
     device: Device = "auto",
@@ -70,7 +73,7 @@ def compare(
         if method not in METHODS:
             raise unknown("method", method, METHODS)
     folder = out or Path("runs") / f"compare-{Path(data).resolve().name if is_path(data) else data}"
-    given: dict[str, Any] = {"labels": parse_labels(labels), "steps": steps, "batch_size": batch_size}
+    given = {name: settings.pop(name) for name in RUN.settings if name in settings}
     share, executor = parse_part(part), executor_for(ray)
     records = run_all(
         data, methods, seeds, folder, settings, data_dir=data_dir, device=device, executor=executor, part=share, **given
