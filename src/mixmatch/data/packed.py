@@ -31,7 +31,7 @@ def read_packed(path: Path) -> dict[str, npt.NDArray[Any]] | None:
         return None
 
 
-def write_packed(path: Path, arrays: Mapping[str, npt.ArrayLike], what: str, remedy: str) -> None:
+def write_packed(path: Path, arrays: Mapping[str, Any], what: str, remedy: str) -> None:
     """Write arrays by name. If that fails, the error says `what` cannot be kept, and the `remedy`."""
     with new_file(path, what, remedy) as part, part.open("xb") as file:
         np.savez(file, **arrays)
