@@ -165,7 +165,7 @@ def groups(args: argparse.Namespace, device: torch.device) -> list[Row]:
         except torch.OutOfMemoryError:
             row = {"name": name, "notes": ["too little memory"]}
         rows.append(row)
-        one = None
+        one = None  # type: ignore[assignment]  # let go of before the next is made
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()

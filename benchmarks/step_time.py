@@ -228,7 +228,7 @@ def main() -> None:
 
 
 def device_name(device: torch.device) -> str:
-    return torch.cuda.getdevice_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
 
 
 if __name__ == "__main__":
