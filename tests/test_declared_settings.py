@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from mixmatch import presets
+from mixmatch.data import Reading
 from mixmatch.declare import Setting, settings_of
 from mixmatch.errors import MixMatchError
 from mixmatch.methods import METHODS
@@ -29,6 +30,12 @@ def test_every_field_is_declared(cls: type) -> None:
     fields = {field.name for field in dataclasses.fields(cls)}
     assert fields - {"data"} == settings_of(cls).keys()
     assert len(fields) > 0 or cls is METHODS["supervised"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_has_no_setting_that_every_run_has(method: str) -> None:
+    """The command line has both as options: two of one name would end every command that trains."""
+    assert not settings_of(METHODS[method]).keys() & {**settings_of(Settings), **settings_of(Reading)}.keys()
 
 
 @pytest.mark.parametrize("declared", DECLARED)
