@@ -10,6 +10,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from mixmatch import settings as settings_
 from mixmatch.cli.options import (
     READING,
     DataDir,
@@ -29,10 +30,9 @@ from mixmatch.execution.executor import executor_for
 from mixmatch.experiments.compare import compare as run_all
 from mixmatch.experiments.compare import plot, summarize
 from mixmatch.methods import METHODS
-from mixmatch.settings import of_run
 
 RUN_SETTINGS = ("labels", "steps", "batch_size")
-RUN = Panel(None, {name: of_run()[name] for name in RUN_SETTINGS}, varying=RUN_SETTINGS)
+RUN = Panel(None, {name: settings_.of_run()[name] for name in RUN_SETTINGS}, varying=RUN_SETTINGS)
 
 
 @partial(expand_options, panels=[RUN, READING])

@@ -19,7 +19,6 @@ from mixmatch.privacy.ledger import Budget
 from mixmatch.privacy.mechanisms import InteractiveGNMax, Mechanism, build
 from mixmatch.privacy.runs import RunOptions, Say, silent
 from mixmatch.privacy.votes import Floats, Votes, read_probabilities, read_rows, read_votes
-from mixmatch.settings import of_run
 from mixmatch.text import count
 from mixmatch.training.progress import Reporter
 
@@ -37,7 +36,9 @@ All = Annotated[
 PUBLISHED = "epsilon_data_independent_all_charged"
 """The epsilon that holds for any votes with every query charged: nothing private goes into it."""
 Network = Annotated[str | None, typer.Option(help="Their network (default: the data set's).")]
-BatchSize = Annotated[int | None, typer.Option(help=of_run()["batch_size"].help)]
+BatchSize = Annotated[
+    int | None, typer.Option(help="Labeled images per step, and the method's ratio as many unlabeled ones.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
