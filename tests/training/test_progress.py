@@ -142,6 +142,18 @@ def test_the_last_step_is_shown_once(clock: Clock) -> None:
     assert shown(console).splitlines()[1:] == ["step 100/100  3.2 steps/s  0:00 left  error 11.00 %  loss 0.5"]
 
 
+def test_a_run_that_is_seen_at_its_end_has_no_pace(clock: Clock) -> None:
+    console, bars = screen(80), screen(80)
+    for reporter in (Log(console), Terminal(Bars(bars))):
+        reporter.start("digits mixmatch", 0, 100)
+        clock.now += 1e-4
+        reporter.steps(100, {})
+        reporter.evaluated({"step": 100, "test_error": 11.0})
+        reporter.close()
+    assert shown(console).splitlines()[1:] == ["step 100/100  error 11.00 %"]
+    assert "steps/s" not in shown(bars)
+
+
 def test_lines_of_a_run_alone(clock: Clock) -> None:
     console = screen(200)
     log = Log(console)

@@ -30,6 +30,7 @@ from mixmatch.execution.executor import executor_for
 from mixmatch.experiments.compare import compare as run_all
 from mixmatch.experiments.compare import plot, summarize
 from mixmatch.methods import METHODS
+from mixmatch.text import count
 
 RUN_SETTINGS = ("labels", "steps", "batch_size")
 RUN = Panel(None, {name: settings_.of_run()[name] for name in RUN_SETTINGS}, varying=RUN_SETTINGS)
@@ -85,7 +86,7 @@ def compare(
         print_json({"rows": rows, "records": records})
         return
     if part is not None:  # other parts may still be at work
-        print(f"part {part}: {len(records)} runs finished; the same command without --part shows all of them")
+        print(f"part {part}: {count(len(records), 'run')} finished; the same command without --part shows all of them")
         return
     table = Table("method", box=box.SIMPLE)
     for column in ("labels", "seeds", "test error, %", "seconds per run"):

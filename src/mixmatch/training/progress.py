@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 LOG_SECONDS = 30.0
 LOG_SECONDS_LEAST = 5.0
 
+PACE_SECONDS = 0.01
+"""What took less is no measure: of a run that another process does, all may be seen at once."""
+
 
 class Reporter:
     """Receives training events. This one shows nothing."""
@@ -37,7 +40,8 @@ Quiet = Reporter
 
 
 class Pace:
-    """Steps per second and seconds left. The first steps, which may have been compiled, are not counted later on."""
+    """Steps per second, 0 while that is not known, and seconds left. The first steps, which may have been compiled, are
+    not counted later on."""
 
     def __init__(self, step: int, total: int) -> None:
         self.total = total
@@ -49,8 +53,8 @@ class Pace:
         return time.monotonic() - self._began
 
     def after(self, step: int) -> tuple[float, float]:
-        if step > self._first:
-            self._speed = (step - self._first) / max(time.monotonic() - self._since, 1e-9)
+        if step > self._first and (seconds := time.monotonic() - self._since) > PACE_SECONDS:
+            self._speed = (step - self._first) / seconds
             if not self._seen:
                 self._since, self._first, self._seen = time.monotonic(), step, True
         return self._speed, (self.total - step) / self._speed if self._speed else float("inf")
@@ -83,12 +87,13 @@ class Terminal(Reporter):
 
     def steps(self, step: int, values: Mapping[str, float]) -> None:
         speed, left = self._pace.after(step)
+        time_left = f"{duration(left)} left" if speed else ""
         self._values = "  ".join(f"{name} {value:.3g}" for name, value in values.items())
         self._bar.update(
             self._task,
             completed=step,
-            speed=f"{speed:.1f} steps/s",
-            left=f"{duration(left)} left" if step < self._pace.total else f"in {duration(self._pace.elapsed)}",
+            speed=f"{speed:.1f} steps/s" if speed else "",
+            left=time_left if step < self._pace.total else f"in {duration(self._pace.elapsed)}",
             values=self._error + self._values,
         )
 
@@ -182,7 +187,8 @@ class Log(Reporter):
     def _line(self, step: int, error: str, values: Mapping[str, float]) -> None:
         self._last = time.monotonic()
         speed, left = self._pace.after(step)
-        text = f"step {step:,}/{self._pace.total:,}  {speed:.1f} steps/s  {duration(left)} left{error}"
+        pace = f"  {speed:.1f} steps/s  {duration(left)} left" if speed else ""
+        text = f"step {step:,}/{self._pace.total:,}{pace}{error}"
         for name, value in values.items():
             longer = f"{text}  {name} {value:.4g}"
             if len(self._named(longer)) <= self._console.width:

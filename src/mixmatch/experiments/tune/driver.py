@@ -206,7 +206,7 @@ class _Watch(Reporter):
 
     def evaluated(self, record: Mapping[str, Any]) -> None:
         if (why := self._driver.look(self._number)) is not None:
-            self._shown.note(f"stopped: {why}")
+            self._shown.note(f"asked to stop: {why}")
 
 
 def trace(metrics: Sequence[Sequence[Record]], sizes: Sequence[int], steps: int) -> list[tuple[int, float]]:
