@@ -73,6 +73,8 @@ def test_unreadable_files_are_reported(run: Path, photos: Path) -> None:
     """To the caller, or as warnings; the others are predicted."""
     (photos / "00.png").write_bytes(b"")
     (photos / "20.png").write_bytes(b"damaged")
+    (photos / "21.png").unlink()
+    (photos / "21.png").symlink_to(photos / "moved.png")
     reported: list[tuple[str, str]] = []
     done: list[tuple[int, int]] = []
     found = list(
@@ -84,14 +86,15 @@ def test_unreadable_files_are_reported(run: Path, photos: Path) -> None:
             progress=lambda *counts: done.append(counts),
         )
     )
-    assert len(found) == 38
-    assert [name for name, _ in reported] == ["00.png", "20.png"]
-    assert all("not a JPEG, PNG" in reason for _, reason in reported)
+    assert len(found) == 37
+    assert [name for name, _ in reported] == ["00.png", "20.png", "21.png"]
+    assert all("not a JPEG, PNG" in reason for _, reason in reported[:2])
+    assert reported[2][1] == "No such file or directory"
     assert done == [(0, 40), (16, 40), (32, 40), (40, 40)]
     with pytest.warns(UserWarning, match="cannot read") as warned:
-        assert len(list(mixmatch.predict_files(run, photos))) == 38
+        assert len(list(mixmatch.predict_files(run, photos))) == 37
     assert [str(w.message).partition(": ")[0] for w in warned] == [
-        f"cannot read {photos / name}" for name in ("00.png", "20.png")
+        f"cannot read {photos / name}" for name in ("00.png", "20.png", "21.png")
     ]
 
 

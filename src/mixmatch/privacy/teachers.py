@@ -140,7 +140,7 @@ def _train(plan: Plan, out: Path, options: RunOptions, say: Say, part: slice = s
     about = {**_shards_record(plan, source, shards), **reading}
     _begin(out, about, shards, options.resume)
     if left := len(labeled_rows(source)) - plan.teachers * len(shards[0]):
-        say(f"{left:,} private images are in no shard")
+        say(f"private images in no shard: {left:,}")
     records = train_runs(runs[part], "teacher", say, executor=options.executor)
     say("the teachers vote")
     public_sha256 = inputs_sha256(public)

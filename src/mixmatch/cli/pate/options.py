@@ -156,7 +156,8 @@ def show_part(part: str, done: int, noun: str, as_json: bool) -> None:
     if as_json:
         print_json({"part": part, f"{noun}s": done})
     else:
-        print(f"part {part}: {count(done, noun)} finished; with --resume for --part the same command takes all of them")
+        again = "with --resume instead of --part the same command takes all of them"
+        print(f"part {part}: {count(done, noun)} finished; {again}")
 
 
 def in_words(privacy: dict[str, Any]) -> str:

@@ -38,7 +38,8 @@ def find_images(paths: Iterable[str | os.PathLike[str]], *, once: bool = False) 
     """The names of the image files that are meant, folders in order of name.
 
     A path is a file, whatever its name, a folder, or a glob. Of folders, and of what a glob finds, files that are named
-    like images are taken. A folder that may not be read is among them, too, so that reading it says why.
+    like images are taken. A folder that may not be read and a link to nothing are among them, too, so that reading
+    them says why.
 
     Args:
         once: full names, each once, even if paths overlap.
@@ -133,7 +134,8 @@ class _Disk:
 
 
 def _below(folder: str) -> Iterator[str]:
-    """The image files below a folder, and folders that may not be read. Links to folders are not followed."""
+    """The image files below a folder, and what cannot be read: folders that may not be, links to nothing. Links to
+    folders are not followed."""
     try:
         with os.scandir(folder) as found:
             inside = sorted((e.name, e.is_dir(follow_symlinks=False)) for e in found if _is_wanted(e))
@@ -149,7 +151,9 @@ def _below(folder: str) -> Iterator[str]:
 
 
 def _is_wanted(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir(follow_symlinks=False) or (_is_image(entry.name) and entry.is_file())
+    if entry.is_dir(follow_symlinks=False):
+        return True
+    return _is_image(entry.name) and (entry.is_file() or not os.path.exists(entry.path))  # noqa: PTH110
 
 
 class _Address:
