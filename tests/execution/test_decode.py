@@ -42,6 +42,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Image.fromarray(np.rint(DIGITS.images[number] * (255 / 16)).astype(np.uint8)).resize((32, 32)).save(file)
         if number % 97 == 5:
             file.write_bytes(b"broken")
+    (folder / "unlabeled" / "moved.png").symlink_to(folder / "nothing.png")
     return folder
 
 
@@ -95,6 +96,8 @@ def test_killed_begun_again_damaged_and_mended(photos: Path, tmp_path: Path) -> 
     assert (summary["images"], summary["shards"], summary["finished_before"]) == (FILES - 4, 50, len(kept))
     assert len(summary["unreadable_files"]) == 4
     assert "4 images cannot be read: left out (2/00005.png: not a JPEG" in again.stderr
+    assert "warning: cannot read unlabeled/moved.png (No such file or directory): left out" in again.stderr
+    assert [found["files"] for found in summary["findings"]] == [["unlabeled/moved.png"]]
     assert kept == {file: file.with_suffix(".npy").stat().st_mtime_ns for file in kept}
     same(read_folder(photos), read_shards(out, verify=True))
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mixmatch.cli.options import Json, print_json, ray_cluster, say, warn
-from mixmatch.data.user.shards import SHARD_SIZE, unreadable_files
+from mixmatch.data.user.shards import SHARD_SIZE, left_out, unreadable_files
 from mixmatch.execution.decode import shard_folder
 from mixmatch.text import count, listed
 from mixmatch.training.progress import bar
@@ -53,8 +53,12 @@ def shard(
             progress=progress,
         )
     broken = dict(unreadable_files(out, done.shards)) if done.unreadable else {}
+    findings = left_out(out)
     if as_json:
-        print_json({"out": str(out), **done._asdict(), "unreadable_files": broken})
+        about = {"unreadable_files": broken, "findings": [found.as_dict() for found in findings]}
+        print_json({"out": str(out), **done._asdict(), **about})
+    for found in findings:
+        warn(f"{found.message}: {found.advice}" if found.advice else found.message)
     if broken:
         named = listed(f"{file}: {reason}" for file, reason in broken.items())
         warn(f"{count(len(broken), 'image')} cannot be read: left out ({named})")

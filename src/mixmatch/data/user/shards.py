@@ -174,6 +174,12 @@ def read_shards(path: Path, *, verify: bool = False) -> UserData:
     return assemble(folder, decoded)
 
 
+def left_out(out: Path) -> list[Finding]:
+    """What of the folder is in no shard, but for files that could not be decoded."""
+    found = [_finding(each) for each in (_load(out / INDEX) or {}).get("findings", [])]
+    return [each for each in found if each.severity != "info" and each.kind != "no-unlabeled"]
+
+
 def unreadable_files(out: Path, shards: int) -> Iterator[tuple[str, str]]:
     """The files that could not be decoded, and why."""
     for number in range(shards):
