@@ -36,6 +36,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 from step_time import SIZE, TURN, device_name, random_images, trainer
@@ -132,6 +133,8 @@ def row_of(name: str, trainer: Trainer, times: list[float], notes: list[str]) ->
 
 
 def exchange(args: argparse.Namespace, device: torch.device) -> list[Row]:
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())  # as in a process of several
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = str(taken.getsockname()[1])
@@ -147,6 +150,9 @@ def exchange(args: argparse.Namespace, device: torch.device) -> list[Row]:
     rows = [row_of(name, each, times[name], notes[name]) for name, each in trainers.items()]
     for row in rows:
         row["ratio"] = rows[0]["ms_per_step"] / row["ms_per_step"]
+    trainers.clear()
+    gc.collect()  # a graph that calls NCCL has to go before NCCL does
+    dist.destroy_process_group()
     return rows
 
 

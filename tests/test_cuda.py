@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from mixmatch.training.plan import plan
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunFolder
 from mixmatch.training.trainer import Trainer
+from mixmatch.training.world import Processes, World
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -61,6 +63,8 @@ def trainer_for(
     compile: bool = False,
     precision: Any = "bf16",
     network: nn.Module | None = None,
+    device: torch.device = GPU,
+    world: World | None = None,
     **given: Any,
 ) -> Trainer:
     wanted, data = resolve("cifar10", settings(precision=precision, **given)), source()
@@ -68,7 +72,7 @@ def trainer_for(
     network = network or networks.build(wanted.network, 10, (3, 32, 32))
     method = given["method"] if isinstance(given["method"], Method) else None
     split = make_split(data, 40, 1)
-    return Trainer(wanted, data, split, network, GPU, method=method, compile=compile, graph=graph)
+    return Trainer(wanted, data, split, network, device, method=method, compile=compile, graph=graph, world=world)
 
 
 def learned(trainer: Trainer, until: int = STEPS) -> dict[str, float]:
@@ -107,6 +111,27 @@ def test_the_default_is_compiled_too(given: dict[str, Any]) -> None:
     ours, theirs = (trainer_for(graph=fast, compile=fast, **given) for fast in (True, False))
     assert learned(ours) == pytest.approx(learned(theirs), rel=0.05, abs=0.005)
     assert {name for name, on in ours.engine.items() if on is True} == {"compiled", "recorded", "kernels"}
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_an_exchange_over_nccl_is_part_of_the_graph(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a process that is alone, but exchanges as if there were others."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = str(taken.getsockname()[1])
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
+    for name, value in where.items():
+        monkeypatch.setenv(name, value)
+    first = torch.device(GPU.type, 0)
+    world = Processes(first)
+    given: dict[str, Any] = {"graph": True, "method": "flexmatch", "groups": groups, "device": first}
+    ours, theirs = trainer_for(world=world, **given), trainer_for(**given)
+    assert learned(ours) == pytest.approx(learned(theirs), rel=0.05, abs=0.005)
+    assert ours.engine["recorded"]
+    assert ours.engine["backend"] == "nccl"
+    del ours
+    gc.collect()
+    torch.distributed.destroy_process_group()
 
 
 def test_averages_that_warm_up_are_those_of_plain_steps() -> None:
