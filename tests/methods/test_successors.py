@@ -550,12 +550,13 @@ class Small(nn.Module):
         return self.classify(self.features(x))
 
 
-@pytest.mark.parametrize("name", SIX)
+@pytest.mark.parametrize(("name", "given"), [*((name, {}) for name in SIX), ("adamatch", {"interpolate": True})])
 @pytest.mark.parametrize("balance", ["none", "abc"])
-def test_all_rows_are_one_batch(name: str, balance: str) -> None:
+def test_all_rows_are_one_batch(name: str, given: dict[str, Any], balance: str) -> None:
+    """One that moves the running statistics; interpolation's labeled images alone do not."""
     grads = {}
     for passes in ("official", "fused"):
-        method = build(name, {"ratio": 2, "passes": passes, "balance": balance})
+        method = build(name, {"ratio": 2, "passes": passes, "balance": balance, **given})
         network = Small().double()
         expected = Small().double().norm.train()
         model = Model(WithHeads(network, {"plain": L}).double() if balance == "abc" else network)
