@@ -159,6 +159,12 @@ def test_names_that_no_class_can_have(tmp_path: Path, name: Any) -> None:
         book_of(tmp_path).act("ann", "class-add-1", "add", {"name": name})
 
 
+@pytest.mark.parametrize("key", ["", "ab", " ", 3, "0", "X", "?"])
+def test_keys_that_no_class_can_have(tmp_path: Path, key: Any) -> None:
+    with pytest.raises(Refused):
+        book_of(tmp_path).act("ann", "class-add-1", "add", {"name": "bird", "key": key})
+
+
 # ------------------------------------------------------------------------------------------------------- any sequence
 
 

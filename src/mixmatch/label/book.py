@@ -22,7 +22,7 @@ from mixmatch.errors import MixMatchError
 from mixmatch.label.events import check_event
 from mixmatch.label.listing import Listing, load_listing
 from mixmatch.label.log import DiskFull, Event, Log
-from mixmatch.label.state import CLASS_ACTIONS, UNLABELED, LabelClass, State, Step
+from mixmatch.label.state import CLASS_ACTIONS, TAKEN_KEYS, UNLABELED, LabelClass, State, Step
 
 LONGEST_NAME = 80
 SOURCES = ("key", "bulk", "exam", "fix", "next", "confirm")
@@ -390,4 +390,6 @@ def class_name(name: object) -> str:
 def _key(key: object) -> str:
     if not isinstance(key, str) or len(key) != 1 or not key.isprintable() or key.isspace():
         raise Refused("a key is one character")
-    return key.lower()
+    if (key := key.lower()) in TAKEN_KEYS:
+        raise Refused(f"the key {key} is for '{TAKEN_KEYS[key]}': choose another")
+    return key

@@ -34,7 +34,13 @@ RECENT = 2000
 """Events whose pictures a page can still ask for; an older page reads everything again."""
 
 KEYS = "123456789qwertyuiopasdfhjklvbnm"
-"""Keys that classes get by themselves, in this order. The page uses the others."""
+"""Keys that classes get by themselves, in this order."""
+
+TAKEN_KEYS = {
+    **{"0": "none of these", "x": "not an image", "z": "skip for now", "c": "the label is right", "g": "grid or single"},
+    **{"/": "search", "?": "all keys"},
+}
+"""Keys that the page itself uses."""
 
 CLASS_ACTIONS = ("add", "rename", "merge", "order", "hide", "show", "key")
 
