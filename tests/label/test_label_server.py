@@ -297,6 +297,9 @@ def test_folders_per_class_are_copies_or_links(client: TestClient, photos: Path)
             path.unlink()
         target.rename(f"{target}-{how}")
     assert sorted(p for p in photos.rglob("*") if ".mixmatch" not in str(p)) == before, "nothing is moved"
+    (photos / "unlabeled" / "0.png").unlink()
+    left = post(client, "export/folders", how="copy").json()
+    assert (left["count"], left["left_out"]) == (2, 1), "a file that is gone is left out"
     post(client, "classes", id="class-001", do="add", name="../../etc")
     label(client, "label-002", [3], "../../etc")
     answer = post(client, "export/folders", how="copy")

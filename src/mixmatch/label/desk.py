@@ -268,10 +268,10 @@ class Desk:
                 target.mkdir(parents=True)
                 break
         try:
-            to_folders(pictures, self.root, target, links=links)
+            made = to_folders(pictures, self.root, target, links=links)
         except OSError as error:
             raise MixMatchError(f"cannot write {target}: {error.strerror or error}") from None
-        return {"to": printable(str(target)), "count": len(pictures), "left_out": all_labels - len(pictures)}
+        return {"to": printable(str(target)), "count": made, "left_out": all_labels - made}
 
     # --------------------------------------------------------------------------------------------------------- keeping
 

@@ -93,18 +93,23 @@ def to_label_studio(book: Book) -> bytes:
     return json.dumps(tasks, indent=1).encode()
 
 
-def to_folders(pictures: Iterable[Labeled], root: Path, target: Path, *, links: bool) -> None:
+def to_folders(pictures: Iterable[Labeled], root: Path, target: Path, *, links: bool) -> int:
     """Copies of labeled pictures, or links to them, in a folder per class; those of the exam under test/. What was
-    labeled stays where it is."""
+    labeled stays where it is. Returns how many there are: files that are gone meanwhile are left out."""
+    made = 0
     for picture in pictures:
+        source = (root / picture.file).absolute()
+        if not source.is_file():
+            continue
         folder = target / "test" / picture.label if picture.is_test else target / picture.label
         folder.mkdir(parents=True, exist_ok=True)
         place = _free(folder / posixpath.basename(picture.file))
-        source = (root / picture.file).absolute()
         if links:
             place.symlink_to(source)
         else:
             shutil.copy2(source, place)
+        made += 1
+    return made
 
 
 def check_folder_name(name: str) -> None:

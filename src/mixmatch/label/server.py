@@ -187,10 +187,9 @@ class Api:
             return as_error(error)
 
     def exam(self, who: str, request: Request) -> Body:
-        numbers = self.book.listing.numbers
-        drawn = [file for file in self.book.state.exam if numbers.get(file, -1) not in {-1, *self.book.listing.gone}]
-        left = [numbers[file] for file in drawn if self.book.state.marks.get(file) is None]
-        return {"n": [numbers[file] for file in drawn], "left": left}
+        state, numbers, gone = self.book.state, self.book.listing.numbers, self.book.listing.gone
+        drawn = {file: n for file in state.exam if (n := numbers.get(file)) is not None and n not in gone}
+        return {"n": list(drawn.values()), "left": [n for file, n in drawn.items() if file not in state.marks]}
 
     def picture(self, who: str, request: Request) -> Body:
         return self.desk.about(self._number(request))
