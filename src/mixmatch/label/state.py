@@ -37,8 +37,13 @@ KEYS = "123456789qwertyuiopasdfhjklvbnm"
 """Keys that classes get by themselves, in this order."""
 
 TAKEN_KEYS = {
-    **{"0": "none of these", "x": "not an image", "z": "skip for now", "c": "the label is right", "g": "grid or single"},
-    **{"/": "search", "?": "all keys"},
+    "0": "none of these",
+    "x": "not an image",
+    "z": "skip for now",
+    "c": "the label is right",
+    "g": "grid or single",
+    "/": "search",
+    "?": "all keys",
 }
 """Keys that the page itself uses."""
 
