@@ -19,9 +19,11 @@ from PIL import Image
 
 REQUIRED = os.environ.get("MIXMATCH_BROWSER") == "required"
 BROWSER = next((found for b in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(b))), None)
+EVIL = "evil.test"
+"""A name that leads to this machine, as whoever owns it can have it."""
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--no-first-run",
+    "--disable-component-update", "--disable-sync", "--no-first-run", f"--host-resolver-rules=MAP {EVIL} 127.0.0.1",
 ]  # fmt: skip
 
 

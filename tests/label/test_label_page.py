@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import BROWSER, FLAGS, Server, Watched, digits, need_browser
+from browsing import BROWSER, EVIL, FLAGS, Server, Watched, digits, need_browser
 
 pytestmark = pytest.mark.slow
 Open = Callable[..., Any]
@@ -452,6 +452,28 @@ def test_names_are_text(tmp_path: Path, serve: Open, visit: Open) -> None:
     assert page.locator("main img[src=x], main b:has-text('bold')").count() == 0
     saved(page)
     watched.check("422")  # of the file that is no picture
+
+
+def test_a_page_that_is_pointed_at_us(tmp_path: Path, serve: Open, visit: Open) -> None:
+    """A name of somebody else's leads to this machine, in the browser that has our page open."""
+    server = serve(digits(tmp_path / "photos", 1))
+    ours = visit(server.address)
+    name_classes(ours.page, "a", "b")
+    cookies = ours.page.context.cookies()
+    assert [(cookie["httpOnly"], cookie["sameSite"], cookie["domain"]) for cookie in cookies] == [
+        (True, "Strict", "127.0.0.1")
+    ]
+    assert ours.page.evaluate("document.cookie") == ""
+    here = server.address.partition("/?")[0]
+    evil = Watched(ours.page.context, server.address.replace("127.0.0.1", EVIL))
+    assert evil.page.locator("body").inner_text() == '{"error":"this server answers only at its own address"}'
+    asked = "([at, mode]) => fetch(`${at}/api/classes`, {method: 'POST', mode, credentials: 'include', body: '{\"id\": \"evil-0001\", \"do\": \"add\", \"name\": \"evil\"}', headers: {'Content-Type': mode === 'no-cors' ? 'text/plain' : 'application/json'}}).then(answer => answer.status, () => 'refused')"  # fmt: skip # noqa: E501
+    assert evil.page.evaluate(asked, ["", "cors"]) == 403  # to the name, which leads here
+    assert evil.page.evaluate(asked, [here, "cors"]) == "refused"  # to us, as another site
+    assert evil.page.evaluate(asked, [here, "no-cors"]) in (0, "refused")  # arrives, or not; the answer is hidden
+    assert ours.page.context.cookies() == cookies
+    assert len(ours.page.evaluate("fetch('/api/state').then(answer => answer.json())")["classes"]) == 2
+    ours.check()
 
 
 def test_phone(tmp_path: Path, serve: Open, visit: Open) -> None:
