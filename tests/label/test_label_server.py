@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from mixmatch.data.user.folder import read_folder
 from mixmatch.data.user.tree import Entry
 from mixmatch.label.desk import Desk
 from mixmatch.label.listing import Listing, load_listing
+from mixmatch.label.program import Program
 from mixmatch.label.view import Guesses, encode
 
 CAT, DOG = 0, 1  # the classes that the folders name
@@ -375,8 +377,26 @@ def test_a_training_begins_by_itself_when_enough_is_labeled(
     desk.trainings.tick()
     assert begun == ["run-0001"], "one label more is not enough"
     assert post(client, "train/auto", on="yes").status_code == 422
-    for bad in ({"steps": 0}, {"method": "../x"}, {"options": {"config": "/etc/passwd"}}, {"options": {"seed": "a b"}}):
+    desk.trainings._note("run-0001", state="failed", error="out of memory")
+    assert post(client, "train", resume="run-0001").json()["state"] == "running", "a training that was killed goes on"
+    assert post(client, "train/auto", on=False, minutes=0.5).json()["auto"]["minutes"] == 0.5
+    for bad in (
+        {"minutes": 0},
+        {"minutes": "1"},
+        {"steps": 1.5},
+        {"steps": 0},
+        {"method": "../x"},
+        {"options": {"config": "/etc/passwd"}},
+        {"options": {"seed": "a b"}},
+    ):
         assert post(client, "train", **bad).status_code == 422, bad
+
+
+def test_a_training_that_is_killed_says_so(tmp_path: Path) -> None:
+    kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    program = Program(["timeit", "-n", "1", "-r", "1", kill], tmp_path / "output.txt")
+    assert program.wait(60) == -signal.SIGKILL
+    assert program.last_words() == "it was ended from outside (Killed), as where memory runs out"
 
 
 def test_new_files_are_found_when_asked_for(client: TestClient, desk: Desk, photos: Path) -> None:

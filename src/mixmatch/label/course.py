@@ -43,10 +43,11 @@ def checked(asked: Mapping[str, Any]) -> Body:
         if not isinstance(method, str) or not METHOD.fullmatch(method):
             raise Refused("`method` must be the name of a method")
         found["method"] = method
-    for name, most in (("steps", 10_000_000), ("minutes", 10_000)):
+    for name, least, most, is_fit in (("steps", 1, 10_000_000, whole), ("minutes", 0.1, 10_000, number)):
         if (value := asked.get(name)) is not None:
-            if type(value) is not int or not 1 <= value <= most:
-                raise Refused(f"`{name}` must be a whole number from 1 to {most:,}")
+            if not is_fit(value) or not least <= value <= most:
+                kind = "a whole number" if is_fit is whole else "a number"
+                raise Refused(f"`{name}` must be {kind} from {least} to {most:,}")
             found[name] = value
     options = asked.get("options") or {}
     if not isinstance(options, dict):

@@ -2,7 +2,14 @@
 import { count } from "./dom.js";
 
 const EXAM_SIZE = 50;
+const LEAST_EXAM = 5;
 const ENOUGH = 12; // labels to learn from before a first model is worth its time
+
+// Pictures that an exam should have: a quarter of those without a label, 0 where that is too few to say anything.
+export function examSize({ unlabeled }) {
+  const size = Math.min(EXAM_SIZE, Math.round(unlabeled / 4));
+  return size < LEAST_EXAM ? 0 : size;
+}
 
 export function advise({ state, counts, classes, filter, rule }) {
   const { exam, total, train, guesses } = state;
@@ -10,8 +17,8 @@ export function advise({ state, counts, classes, filter, rule }) {
   const learned = counts.labeled - counts.exam;
   if (!total) return null;
   if (classes < 2) return { id: "classes", text: FIRST[classes] };
-  if (!exam.size && !exam.test_folder) {
-    const size = Math.min(EXAM_SIZE, Math.max(5, Math.round(counts.unlabeled / 4)));
+  const size = examSize(counts);
+  if (!exam.size && !exam.test_folder && size) {
     const text =
       `Start with an exam: ${size} pictures drawn at random, kept apart, that you label without any help. Only they ` +
       `can say how good a model is on the whole folder. About ${Math.max(1, Math.round(size / 25))} min.`;
@@ -32,6 +39,7 @@ export function advise({ state, counts, classes, filter, rule }) {
     return { id: "exam-left", text, act: ["Go on with the exam", "work", "exam"], later: true };
   }
   if (filter === "next" && rule && (learned < ENOUGH || train.run)) return { id: "why", text: rule };
+  if (learned < ENOUGH && !counts.unlabeled) return null;
   if (learned < ENOUGH) {
     const text = "Next: label the pictures a model learns most from.";
     return { id: "next", text, act: ["Suggest pictures", "work", "next"], later: true };

@@ -28,6 +28,18 @@ export const button = (content, onclick, properties = {}) =>
 export const primary = (content, onclick, properties = {}) =>
   button(content, onclick, { class: "primary", ...properties });
 
+// A question whether values are others than when it was asked last. What is as it was is not painted anew: it may have
+// the focus, or be pressed just now.
+export function differ() {
+  let last;
+  return (...values) => {
+    const now = JSON.stringify(values);
+    const other = now !== last;
+    last = now;
+    return other;
+  };
+}
+
 export const $ = (selector, root = document) => root.querySelector(selector);
 
 const format = new Intl.NumberFormat("en-US"); // made once: it is asked with every key

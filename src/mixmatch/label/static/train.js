@@ -1,9 +1,11 @@
 // The tab Train: how good the model is by the exam alone, a run to start and to watch, and the runs there were.
+import { examSize } from "./advice.js";
 import { get, newId, post } from "./api.js";
 import { chart } from "./chart.js";
-import { button, count, duration, h, number, primary, say, toast } from "./dom.js";
+import { button, count, differ, duration, h, number, primary, say, toast } from "./dom.js";
 
 const BUSY = ["trial", "running", "guessing", "stopping"];
+const RESUMABLE = ["stopped", "failed"];
 const STATES = {
   idle: "not started",
   trial: "finding a budget that fits this machine",
@@ -22,9 +24,18 @@ export class TrainView {
     this.verdict = h("section", { class: "card", id: "verdict" });
     this.now = h("section", { class: "card", id: "now" });
     this.past = h("section", { class: "card", id: "past" });
-    this.method = h("select", { id: "method" });
-    this.minutes = h("input", { type: "number", id: "minutes", min: "0.1", max: "10000", step: "any", value: "10" });
-    this.steps = h("input", { type: "number", id: "steps", min: "1", step: "1", placeholder: "fitting" });
+    const onchange = () => this.auto.checked && this.setAuto(); // the next run by itself is the one that is seen here
+    this.method = h("select", { id: "method", onchange });
+    this.minutes = h("input", {
+      type: "number",
+      id: "minutes",
+      min: "0.1",
+      max: "10000",
+      step: "any",
+      value: "10",
+      onchange,
+    });
+    this.steps = h("input", { type: "number", id: "steps", min: "1", step: "1", placeholder: "fitting", onchange });
     this.every = h("input", {
       type: "number",
       id: "every",
@@ -36,7 +47,11 @@ export class TrainView {
     this.auto = h("input", { type: "checkbox", id: "auto", onchange: () => this.setAuto() });
     this.start = primary("Train now", () => this.begin(), { id: "start" });
     this.stop = button("Stop and save", () => this.act("/api/train/stop", {}), { id: "stop" });
-    this.live = h("div", {});
+    this.ending = h("div", { class: "acts" }, this.stop);
+    this.live = h("div", { class: "live" });
+    this.graph = h("div", { class: "live" });
+    this.other = { verdict: differ(), live: differ(), graph: differ(), past: differ() };
+    this.acts = 0;
     this.form = h(
       "div",
       { class: "fields" },
@@ -46,7 +61,8 @@ export class TrainView {
       this.start,
     );
     this.repeat = h("label", { class: "line" }, this.auto, "Train again when", this.every, "more are labeled");
-    this.now.replaceChildren(h("h2", {}, "Train"), this.live, this.form, h("div", { class: "fields" }, this.repeat));
+    const again = h("div", { class: "fields" }, this.repeat);
+    this.now.replaceChildren(h("h2", {}, "Train"), this.live, this.ending, this.graph, this.form, again);
     const column = h("div", {}, this.verdict, this.now, this.past);
     box.replaceChildren(column);
     document.addEventListener("visibilitychange", () => !document.hidden && this.busy() && this.poll());
@@ -68,8 +84,10 @@ export class TrainView {
   async load() {
     if (this.loading) return;
     this.loading = true;
+    const { acts } = this;
     try {
-      this.take(await get("/api/train"));
+      const train = await get("/api/train");
+      if (acts === this.acts) this.take(train); // else it is older than what an act was answered
     } catch {
       // the bar on top says that the server is away
     }
@@ -85,25 +103,42 @@ export class TrainView {
   }
 
   take(train) {
+    const { auto } = train;
+    if (!this.train && auto.on) {
+      this.minutes.value = auto.minutes ?? this.minutes.value;
+      this.steps.value = auto.steps ?? "";
+    }
     if (this.train && this.train.state !== train.state) say(`Training: ${STATES[train.state]}`);
     this.train = train;
     const methods = train.methods.join();
     if (this.method.dataset.methods !== methods) {
-      const chosen = this.method.value || train.method || train.methods[0];
+      const chosen = this.method.value || (auto.on && auto.method) || train.method || train.methods[0];
       this.method.dataset.methods = methods;
       this.method.replaceChildren(...train.methods.map((name) => h("option", { value: name }, name)));
       this.method.value = chosen;
     }
-    if (document.activeElement !== this.every) this.every.value = train.auto.every;
-    this.auto.checked = train.auto.on;
+    if (document.activeElement !== this.every) this.every.value = auto.every;
+    this.auto.checked = auto.on;
     this.paint();
   }
 
   paint() {
-    const { train } = this;
+    const { train, store } = this;
     const busy = this.busy();
     this.form.hidden = busy;
-    this.paintVerdict(train.exam);
+    this.ending.hidden = !busy;
+    this.stop.disabled = train.state === "stopping";
+    const { exam, counts } = store.state;
+    const { state, run, step, steps, seconds_left, error, curve, history } = train;
+    const { other } = this;
+    if (other.verdict(train.exam, exam, counts.unlabeled)) this.paintVerdict(train.exam);
+    if (other.live(state, run, step, steps, seconds_left, error, this.hint())) this.paintLive(busy);
+    if (other.graph(run, curve)) this.paintGraph(run, curve);
+    if (other.past(history, busy)) this.paintPast(history);
+  }
+
+  paintLive(busy) {
+    const { train } = this;
     const parts = [];
     if (busy) {
       const share = train.steps ? train.step / train.steps : 0;
@@ -113,8 +148,10 @@ export class TrainView {
         train.seconds_left === null || train.state !== "running" ? "" : `, about ${duration(train.seconds_left)} left`;
       const line =
         train.state === "running"
-          ? `${train.run}: step ${number(train.step)} of ${number(train.steps)}${left}`
-          : `${train.run ?? "The run"}: ${STATES[train.state]} …`;
+          ? train.step
+            ? `${train.run}: step ${number(train.step)} of ${number(train.steps)}${left}`
+            : `${train.run}: reading the pictures …`
+          : `${train.run}: ${STATES[train.state]} …`;
       parts.push(
         h("p", { id: "line" }, line),
         h(
@@ -130,19 +167,13 @@ export class TrainView {
           bar,
         ),
         h("p", { class: "soft small" }, "Labeling goes on meanwhile: the run works on a copy of the labels."),
-        h("div", { class: "acts" }, this.stop),
       );
-      this.stop.disabled = train.state === "stopping";
     } else {
       if (train.state === "failed")
-        parts.push(h("p", { class: "failed", role: "alert" }, `${train.run ?? "The run"} failed: ${train.error}`));
-      if (train.state === "stopped")
+        parts.push(h("p", { class: "failed", role: "alert" }, `${train.run} failed: ${train.error}`));
+      if (train.state === "stopped") parts.push(h("p", {}, this.stopped()));
+      if (RESUMABLE.includes(train.state))
         parts.push(
-          h(
-            "p",
-            {},
-            `${train.run} was stopped at step ${number(train.step)} of ${number(train.steps)}. Nothing is lost.`,
-          ),
           h(
             "div",
             { class: "acts" },
@@ -151,17 +182,24 @@ export class TrainView {
         );
       parts.push(h("p", { class: "soft" }, this.hint()));
     }
-    if (train.run && train.curve.length) {
-      const points = train.curve.map((each) => ({ ...each, x: each.step }));
-      const last = points.at(-1);
-      parts.push(
-        h("h3", {}, `Error on the exam while ${train.run} trains, with its 95 % interval`),
-        chart(points, { label: `Error over steps, ${last.error.toFixed(1)} % at step ${last.step}`, name: number }),
-      );
-    }
     this.live.replaceChildren(...parts);
-    this.live.className = parts.length ? "live" : "";
-    this.paintPast(train.history);
+  }
+
+  paintGraph(run, curve) {
+    this.graph.hidden = !curve.length;
+    if (!curve.length) return;
+    const points = curve.map((each) => ({ ...each, x: each.step }));
+    const last = points.at(-1);
+    this.graph.replaceChildren(
+      h("h3", {}, `Error on the exam while ${run} trains, with its 95 % interval`),
+      chart(points, { label: `Error over steps, ${last.error.toFixed(1)} % at step ${last.step}`, name: number }),
+    );
+  }
+
+  stopped() {
+    const { run, step, steps } = this.train;
+    const where = steps ? `at step ${number(step)} of ${number(steps)}` : "before its first step";
+    return `${run} was stopped ${where}. Nothing is lost.`;
   }
 
   hint() {
@@ -170,7 +208,7 @@ export class TrainView {
     const learned = counts.labeled - counts.exam;
     if (!train.history.length)
       return learned
-        ? `${count(learned, "label")} to learn from, beside the exam; two classes with two labels each are the least, ten per class a good start.`
+        ? `${count(learned, "label")} to learn from${counts.exam ? ", beside the exam" : ""}; two classes with two labels each are the least, ten per class a good start.`
         : "Label some pictures first: two classes with two labels each are the least.";
     return train.changed
       ? `${count(train.changed, "label")} given since the last run.`
@@ -206,7 +244,8 @@ export class TrainView {
         wide,
       );
     }
-    const { size, labeled } = state.exam;
+    const { size, left } = state.exam;
+    const possible = examSize(state.counts);
     if (!size)
       return this.verdict.replaceChildren(
         title,
@@ -215,15 +254,17 @@ export class TrainView {
           {},
           "Nobody can say yet. An exam, pictures drawn at random and labeled without help, gives the error. A share of labels that were picked by hand or by a model says nothing about the folder.",
         ),
-        act("Make an exam", () => this.tab.exam(Math.min(50, Math.max(5, Math.round(state.counts.unlabeled / 4))))),
+        possible
+          ? act("Make an exam", () => this.tab.exam(possible))
+          : h("p", { class: "soft" }, "Too few pictures without a label are left to draw one from."),
       );
-    if (labeled < size)
+    if (left)
       return this.verdict.replaceChildren(
         title,
         h(
           "p",
           {},
-          `The exam has ${labeled} of ${count(size, "label")}. Complete it: then every run is measured by it.`,
+          `The exam still lacks ${number(left)} of its ${count(size, "picture")}. Complete it: then every run is measured by it.`,
         ),
         act("Go on with the exam", () => this.tab.open("label", "exam")),
       );
@@ -259,7 +300,7 @@ export class TrainView {
                 { href: `/api/report/${encodeURIComponent(run.run)}`, target: "_blank", rel: "noopener" },
                 "report",
               )
-            : run.state === "stopped" && !this.busy()
+            : RESUMABLE.includes(run.state) && !this.busy()
               ? button("resume", () => this.begin(run.run), { class: "plain small" })
               : (STATES[run.state] ?? run.state),
         ),
@@ -315,10 +356,12 @@ export class TrainView {
 
   async act(path, body) {
     try {
-      await post(path, body);
+      const train = await post(path, body);
+      this.acts++;
+      this.take(train);
     } catch (refused) {
       toast(refused.message);
     }
-    await this.load();
+    this.poll();
   }
 }
