@@ -38,6 +38,14 @@ const tab = {
     views[name].open();
     if (name !== "train") bench.focus();
   },
+  async rescan() {
+    try {
+      store.absorb(await post("/api/rescan", {}));
+      toast("Looking for new files …");
+    } catch (refused) {
+      toast(refused.message);
+    }
+  },
   // Draw pictures for the exam, and go to it.
   exam(size) {
     this.open("label", "exam");
@@ -73,20 +81,11 @@ $("#more").addEventListener("click", () =>
     ["Export and import …", () => exchange(store)],
     [`Your name: ${store.state?.who ?? ""} …`, () => askName(store)],
     ["Edit the classes …", () => side.manage()],
-    ["Look for new files", () => rescan()],
+    ["Look for new files", () => tab.rescan()],
     null,
     ["Keys …", () => help(bench)],
   ]),
 );
-
-async function rescan() {
-  try {
-    store.absorb(await post("/api/rescan", {}));
-    toast("Looking for new files …");
-  } catch (refused) {
-    toast(refused.message);
-  }
-}
 
 // -------------------------------------------------------------------------------------------------- saved, and bars
 
@@ -170,6 +169,7 @@ function bars(waiting) {
 function reversed({ kind }, { what, kept }, refused = false) {
   const left = kept?.length ? ` ${count(kept.length, "picture")} left alone: somebody else changed them since.` : "";
   toast(refused ? what : `${kind === "undo" ? "Undone" : "Done again"}: ${what}.${left}`);
+  views[tab.current].reversed?.();
 }
 
 // The server has another list of pictures, and every number on this page is wrong. What waits is in localStorage with the

@@ -1,5 +1,5 @@
 // The workbench: pictures, a selection, and keys that label it. The tabs Label, Guesses and Check put different lists on it.
-import { $, button, count, h, number, say } from "./dom.js";
+import { $, button, count, differ, h, number, say } from "./dom.js";
 import { Grid } from "./grid.js";
 import { Single } from "./single.js";
 import { BROKEN, GONE, NONE, SKIP, UNLABELED, UNREADABLE } from "./store.js";
@@ -22,6 +22,7 @@ export class Bench {
       size: Number(localStorage.getItem("mixmatch-size")) || 148,
     });
     this.single = new Single($("#single"), store, { turn: (by) => this.turn(by), close: () => this.toGrid() });
+    this.otherFoot = differ();
     store.on(() => this.refresh());
     for (const box of [$("#grid"), $("#single")]) box.addEventListener("keydown", (event) => this.key(event));
     document.addEventListener("keydown", (event) => this.anywhere(event));
@@ -54,7 +55,7 @@ export class Bench {
       this.grid.selected = new Set();
       this.alone = false;
     }
-    this.grid.show(items, other ? { current: -1 } : options);
+    this.grid.show(items, other ? { current: -1, ...options } : options);
     const empty = items.length ? null : view.empty();
     $("#empty").hidden = Boolean(items.length);
     $("#empty").replaceChildren(...(empty ?? []));
@@ -144,17 +145,23 @@ export class Bench {
     const n = grid.n;
     const note = grid.items.length ? this.view.look?.(n, grid.current)?.note : "";
     const keys = this.keysOn ? (size ? `A key labels ${which}` : "Nothing selected") : "Keys are off";
+    const other = this.otherFoot(keys, store.name[n], note, this.alone, size, grid.items.length);
+    if (other) this.paintFoot(keys, note, size);
+    this.view.selected?.();
+  }
+
+  paintFoot(keys, note, size) {
+    const { grid, store } = this;
     $("#foot").classList.toggle("many", size > 1);
     $("#foot").replaceChildren(
       h("b", { id: "which" }, keys),
-      h("span", { class: "file" }, grid.items.length ? store.name[n] : ""),
+      h("span", { class: "file" }, store.name[grid.n] ?? ""),
       note && !this.alone ? h("span", { id: "why", title: note }, note) : "",
       size > 1 ? button("Select none", () => grid.none(), { class: "plain small" }) : "",
       h("span", { class: "grow" }),
       h("span", {}, count(grid.items.length, "picture"), " shown"),
       button(["Keys ", h("kbd", {}, "?")], () => this.help(), { class: "plain small hint" }),
     );
-    this.view.selected?.();
   }
 
   // -------------------------------------------------------------------------------------------------------- labeling
@@ -259,7 +266,7 @@ export class Bench {
   anywhere(event) {
     const typing = event.target.closest?.("input, select, textarea") || $("dialog[open]");
     const control = event.ctrlKey || event.metaKey;
-    if (typing || event.isComposing) return;
+    if (typing || event.isComposing || event.defaultPrevented) return;
     if (control && event.key.toLowerCase() === "z") this.reverse(event.shiftKey ? "redo" : "undo");
     else if (control && event.key.toLowerCase() === "y") this.reverse("redo");
     else if (event.key === "?" && !control) this.help();

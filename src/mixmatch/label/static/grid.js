@@ -38,9 +38,9 @@ export class Grid {
   }
 
   // Another list. The current picture and the selection are kept where the new list still has them.
-  show(items, { current = null } = {}) {
+  show(items, { current = null, selected = this.selected } = {}) {
     const before = this.items.length ? this.n : null;
-    this.items = items;
+    Object.assign(this, { items, selected });
     for (const [index, tile] of this.tiles) if (index >= items.length) this.drop(index, tile);
     if (this.selected.size) {
       const has = new Set(items);

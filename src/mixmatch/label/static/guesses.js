@@ -16,6 +16,7 @@ export class GuessesView {
     this.chosen = null; // the class's id
     this.least = 0.9;
     this.batch = 60;
+    this.left = new Set(); // taken out: not selected again by a new list of the same run
     this.chips = h("div", { class: "chips", role: "group", "aria-label": "Guessed class" });
     const pick = (name, label, options, value) =>
       h(
@@ -84,8 +85,11 @@ export class GuessesView {
   }
 
   async load() {
+    const asked = (this.asked = {});
     try {
       const { run, groups } = await get(`/api/groups?least=${this.least}`);
+      if (asked !== this.asked) return; // the answer to an older question
+      if (run !== this.run) this.left.clear();
       Object.assign(this, { run, groups });
     } catch (refused) {
       toast(refused.message);
@@ -103,10 +107,7 @@ export class GuessesView {
     const items = (group?.n ?? []).filter((n) => store.value(n) === UNLABELED).slice(0, this.batch);
     const sure = new Map(group?.n.map((n, i) => [n, group.sure[i]]));
     for (const n of items) store.sure[n] = sure.get(n);
-    bench.show(this, items);
-    bench.grid.selected = new Set(items);
-    bench.grid.refresh();
-    bench.selection();
+    bench.show(this, items, { selected: new Set(items.filter((n) => !this.left.has(n))) });
     $(".banners").replaceChildren(items.length ? this.panel : "");
   }
 
@@ -146,6 +147,8 @@ export class GuessesView {
   selected() {
     if (this.chosen === null) return;
     const { store } = this;
+    const { items, selected } = this.bench.grid;
+    for (const n of items) selected.has(n) ? this.left.delete(n) : this.left.add(n);
     const named = this.named();
     const doubtful = this.doubtful(named);
     this.words.textContent = named.length
@@ -171,6 +174,11 @@ export class GuessesView {
     for (const each of n) this.bench.grid.selected.delete(each);
   }
 
+  // An undo may have brought pictures back.
+  reversed() {
+    this.load();
+  }
+
   async enter() {
     const n = this.named();
     if (!n.length || this.busy) return;
@@ -193,7 +201,7 @@ export class GuessesView {
       if (body.conflicts?.length) this.conflicts(body.conflicts);
       toast(`${count(n.length, "picture")} confirmed as ${store.text(this.chosen)}`, {
         name: "Undo",
-        run: () => (bench.reverse("undo"), this.load()),
+        run: () => bench.reverse("undo"),
       });
       await this.load();
       bench.focus();

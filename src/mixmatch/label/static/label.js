@@ -140,7 +140,7 @@ export class LabelView {
     if (this.wanted !== filter || this.tab.current !== "label") return;
     this.bench.holding = false;
     this.filter = filter;
-    this.list();
+    this.list({ anew: filter === "exam" || filter === "next" });
   }
 
   // Another list, and the keys go to it.
@@ -160,7 +160,8 @@ export class LabelView {
     this.better = false;
     const { items, ready, why } = await get(`/api/next?k=${SUGGESTED}`);
     this.rule = why;
-    this.reasons = new Map(items.map((item) => [item.n, item.why]));
+    const free = items.filter(({ n }) => this.store.value(n) === UNLABELED); // some labels may be on their way
+    this.reasons = new Map(free.map(({ n, why }) => [n, why]));
     if (!ready) this.awaitBetter();
   }
 
@@ -177,8 +178,9 @@ export class LabelView {
     }, 2000);
   }
 
-  // The list is made once and then left alone: what gets a label stays in its place until it is cleared away.
-  list() {
+  // The list is made once and then left alone: what gets a label stays in its place until it is cleared away. A list of
+  // work that is begun `anew` begins at the first picture that has no value yet.
+  list({ anew = false } = {}) {
     const { store, filter } = this;
     const wanted = this.search.value.trim().toLowerCase();
     const value = (n) => store.value(n);
@@ -201,16 +203,9 @@ export class LabelView {
     if (wanted) items = items.filter((n) => store.name[n].toLowerCase().includes(wanted));
     this.generation = store.generation;
     this.options();
-    this.bench.show(this, items);
-    if (filter === "exam" || filter === "next") this.first();
+    const current = anew ? (items.find((n) => value(n) === UNLABELED) ?? -1) : null;
+    this.bench.show(this, items, anew ? { current, selected: new Set() } : {});
     this.update();
-  }
-
-  // In a list of work: the first picture that has no value yet.
-  first() {
-    const { grid } = this.bench;
-    const index = grid.items.findIndex((n) => this.store.value(n) === UNLABELED);
-    if (index > 0 && this.store.value(grid.n) !== UNLABELED) grid.go(index);
   }
 
   update() {
@@ -305,7 +300,7 @@ export class LabelView {
       return [
         h("h2", {}, store.state.scanning ? "Looking for pictures …" : "No pictures here"),
         h("p", {}, text),
-        primary("Look again", () => post("/api/rescan", {}).then((body) => store.absorb(body))),
+        primary("Look again", () => this.tab.rescan()),
       ];
     }
     if (this.search.value.trim())

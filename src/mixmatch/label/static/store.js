@@ -161,6 +161,12 @@ export class Store {
     return this.state.classes.find((each) => each.name === text)?.id ?? UNLABELED;
   }
 
+  // What was said once, as people read it: also of a class that has another name by now.
+  said(wire) {
+    const value = this.fromWire(wire);
+    return value === UNLABELED ? wire : this.text(value);
+  }
+
   // Eight colors that people with color blindness tell apart; further classes have their names alone.
   color(value) {
     if (value < 0) return value === UNLABELED ? "" : String(COLORS);
@@ -198,6 +204,7 @@ export class Store {
   }
 
   mine(n) {
-    return this.pending.has(n) || (this.who[n] >= 0 && this.state.people[this.who[n]] === this.state.who);
+    if (this.pending.has(n)) return true;
+    return !(this.flags[n] & TAKEN_OVER) && this.state.people[this.who[n]] === this.state.who;
   }
 }
