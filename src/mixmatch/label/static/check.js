@@ -2,8 +2,7 @@
 // different labels contradict each other; and where two people disagree both answers are shown.
 import { get } from "./api.js";
 import { decide } from "./conflicts.js";
-import { $, button, h, number, primary, toast } from "./dom.js";
-
+import { $, button, differ, h, number, primary, toast } from "./dom.js";
 import { CONFLICT } from "./store.js";
 
 export class CheckView {
@@ -14,12 +13,13 @@ export class CheckView {
     this.found = { items: [], copies: [], why: "", ready: true };
     this.notes = new Map();
     this.instead = new Map();
-    this.kept = new Set(); // looked at and found right
+    this.kept = new Set(); // labels that were looked at and found right, in this browser
     this.chips = h("div", { class: "chips", role: "group", "aria-label": "What may be wrong" });
     this.words = h("p", {});
     this.acts = h("div", { class: "acts" });
     this.panel = h("div", { class: "banner" }, this.words, this.acts);
     this.keys = { c: () => this.keep() };
+    this.other = differ();
   }
 
   source() {
@@ -27,12 +27,22 @@ export class CheckView {
   }
 
   look(n) {
-    return { note: this.notes.get(n), faded: this.kept.has(n) };
+    return { note: this.notes.get(n), faded: this.kept.has(this.said(n)) };
+  }
+
+  // A picture with its label: another label may be wrong again.
+  said(n) {
+    return `${this.store.text(this.store.value(n))}: ${this.store.name[n]}`;
+  }
+
+  get place() {
+    return `mixmatch-kept:${this.store.state.path}`;
   }
 
   async open() {
     $(".tools").replaceChildren(this.chips);
     $(".banners").replaceChildren();
+    this.kept = new Set(JSON.parse(localStorage.getItem(this.place) ?? "[]"));
     await this.load();
   }
 
@@ -40,6 +50,7 @@ export class CheckView {
     clearTimeout(this.waking);
     try {
       this.found = await get("/api/suspects");
+      this.found.items = this.found.items.filter(({ n }) => !this.kept.has(this.said(n)));
     } catch (refused) {
       toast(refused.message);
     }
@@ -94,18 +105,19 @@ export class CheckView {
   selected() {
     const { grid } = this.bench;
     const { store } = this;
-    $(".banners").replaceChildren(grid.items.length ? this.panel : "");
-    if (!grid.items.length) return;
+    if (!grid.items.length) return void $(".banners").replaceChildren();
+    if (!this.panel.isConnected) $(".banners").replaceChildren(this.panel);
     const n = grid.n;
+    const said = store.text(store.value(n));
+    const instead = this.instead.get(n);
+    const other = store.classes.find((each) => each.name === instead);
+    if (!this.other(this.kind, n, said, this.notes.get(n), other)) return;
     if (this.kind === "conflicts") {
       this.words.textContent =
         "Two people, or two tabs, gave this picture different labels. The first to be saved counts until somebody decides.";
       this.acts.replaceChildren(primary("Show both answers", () => decide(store, this.bench, n)));
       return;
     }
-    const said = store.text(store.value(n));
-    const instead = this.instead.get(n);
-    const other = store.classes.find((each) => each.name === instead);
     this.words.replaceChildren(`Labeled ${said}; ${this.notes.get(n) ?? ""}.`);
     if (this.kind === "suspects") this.words.append(h("span", { class: "how soft small" }, this.found.why));
     this.acts.replaceChildren(
@@ -128,7 +140,12 @@ export class CheckView {
   }
 
   keep() {
-    this.kept.add(this.bench.grid.n);
+    this.kept.add(this.said(this.bench.grid.n));
+    try {
+      localStorage.setItem(this.place, JSON.stringify([...this.kept]));
+    } catch {
+      // no room: kept until the page is left
+    }
     this.bench.grid.go(this.bench.grid.current + 1);
     this.bench.refresh();
     this.bench.focus();

@@ -20,7 +20,8 @@ async function answers(store, n) {
 }
 
 export async function decide(store, bench, n) {
-  const choices = await answers(store, n);
+  const choices = await answers(store, n).catch((refused) => toast(refused.message));
+  if (!choices) return;
   const pick = (choice) => {
     dialog.close();
     // also when it is the label it has: saying so again settles it

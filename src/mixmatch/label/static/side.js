@@ -172,7 +172,8 @@ export class Side {
       this.store.absorb(
         await post("/api/classes", { id: newId(), since: this.store.seq, listing: this.store.listing, ...body }),
       );
-      this.bench.done.push({ n: [], before: [], value: UNLABELED }); // an undo must know that something came between
+      // An undo must know that something came between. Keys and order are chosen anew, not undone.
+      if (!["key", "order"].includes(body.do)) this.bench.done.push({ n: [], before: [], value: UNLABELED });
       return true;
     } catch (refused) {
       toast(refused.message);

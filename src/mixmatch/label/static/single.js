@@ -1,7 +1,7 @@
 // One picture alone, large, with what is known about it.
 import { get } from "./api.js";
 import { box as dialog } from "./dialogs.js";
-import { button, count, h, percent, say, svg } from "./dom.js";
+import { button, count, differ, h, percent, say, svg, toast } from "./dom.js";
 import { CONFLICT, EXAM, GONE, UNLABELED } from "./store.js";
 
 const SWIPE = 50; // pixels
@@ -24,10 +24,11 @@ export class Single {
       arrow("on", 1, "Next picture (→)", "m9 5 7 7-7 7"),
     );
     this.caption = h("figcaption", {});
+    this.other = differ();
     this.close = button(["Back ", h("kbd", {}, "Esc")], close);
     box.replaceChildren(this.figure, this.caption);
     this.image.addEventListener("load", () => this.image.classList.toggle("tiny", this.image.naturalWidth <= 64));
-    this.image.addEventListener("error", () => (this.image.alt = "This picture cannot be shown"));
+    this.image.addEventListener("error", () => this.figure.classList.add("broken"));
     let from = null;
     this.figure.addEventListener("pointerdown", (event) => (from = event.clientX));
     this.figure.addEventListener("pointerup", (event) => {
@@ -41,6 +42,7 @@ export class Single {
     const { store } = this;
     const turned = this.n !== n;
     if (turned) {
+      this.figure.classList.remove("broken");
       this.image.alt = store.name[n];
       this.image.src = store.image(n);
       this.n = n;
@@ -63,6 +65,9 @@ export class Single {
       flags & CONFLICT && "two answers",
       flags & GONE && "the file is gone",
     ].filter(Boolean);
+    const said = [store.name[n], store.text(value) || "no label", ...facts].join(", ");
+    this.box.setAttribute("aria-label", said);
+    if (!this.other(n, said, store.color(value), position, total)) return;
     this.caption.replaceChildren(
       tag,
       h("span", { class: "file small" }, store.name[n]),
@@ -71,18 +76,17 @@ export class Single {
       button("History", () => this.tell(n), { class: "plain small past" }),
       this.close,
     );
-    const said = [store.name[n], store.text(value) || "no label", ...facts].join(", ");
-    this.box.setAttribute("aria-label", said);
     if (turned) say(said);
   }
 
   // Who said what of this picture.
   async tell(n) {
-    const { history } = await get(`/api/picture/${n}`);
-    const lines = history.map(
+    const found = await get(`/api/picture/${n}`).catch((refused) => toast(refused.message));
+    const lines = found?.history.map(
       ({ t, who, what, source }) =>
-        `${new Date(1000 * t).toLocaleString()}: ${who} said ${what ?? "nothing"} (${source})`,
+        `${new Date(1000 * t).toLocaleString()}: ${who} said ${this.store.said(what) || "nothing"} (${source})`,
     );
+    if (!lines) return;
     dialog("History of this picture", [
       h("p", { class: "soft" }, this.store.name[n]),
       ...(lines.length ? lines : ["Nobody has said anything yet."]).map((line) => h("p", {}, line)),
