@@ -314,9 +314,12 @@ def test_folders_per_class_are_copies_or_links(client: TestClient, photos: Path)
 def test_a_full_disk_is_one_line_and_then_it_goes_on(
     desk: Desk, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(handle: int, data: Any) -> int:
+    def full(place: object, data: Any) -> int:
         raise OSError(28, "No space left on device")
 
+    monkeypatch.setattr("mixmatch.label.training.replace_durably", full)
+    refused = post(client, "train/auto", on=True)
+    assert (refused.status_code, "No space left on device; " in refused.json()["error"]) == (422, True)
     monkeypatch.setattr("mixmatch.label.log.os.write", full)
     answer = label(client, "label-001", [2], "cat")
     assert answer.status_code == 507

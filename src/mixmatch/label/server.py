@@ -40,6 +40,7 @@ from mixmatch.label.exchange import to_csv, to_label_studio
 from mixmatch.label.page import load_static, serve_static
 from mixmatch.label.view import Body
 from mixmatch.storage import read_plain
+from mixmatch.text import printable
 
 WHO = "mixmatch-who"
 MOST_CHANGES, MOST_PICTURES = 1000, 200_000
@@ -128,6 +129,8 @@ class Api:
                     return as_json(request, handler(self.who_is(request), request))
             except MixMatchError as error:
                 return as_error(error)
+            except OSError as error:
+                return self._cannot_write(error)
 
         return route
 
@@ -159,9 +162,18 @@ class Api:
                 return JSONResponse({"error": str(error), "listing": self.book.listing.id}, 410)
             except MixMatchError as error:
                 return as_error(error)
+            except OSError as error:
+                return self._cannot_write(error)
             return as_json(request, body, 409 if body.get("conflicts") else 200)
 
         return route
+
+    def _cannot_write(self, error: OSError) -> Response:
+        """What is beside the labels. Those themselves have a line of their own."""
+        reason = error.strerror or error
+        return as_error(
+            MixMatchError(f"cannot write to {printable(str(self.desk.home))}: {reason}; mend that, then try again")
+        )
 
     def who_is(self, request: Request) -> str:
         return clean_name(unquote(request.cookies.get(WHO, ""))) or self.desk.user

@@ -223,7 +223,8 @@ class Trainings:
         path = self.home / "trainings" / f"methods-{__version__}.json"
         if len(self._known_methods) == 1:
             if self._asking is None and not path.exists():
-                self._asking = Program(["mixmatch", "methods", "--json"], path, gently=True)
+                with suppress(OSError):  # a full disk: asked again later
+                    self._asking = Program(["mixmatch", "methods", "--json"], path, gently=True)
             found = read_answer(path)
             names = [name_of(method) for method in found] if isinstance(found, list | dict) else []
             if names and all(map(METHOD.fullmatch, names)):
