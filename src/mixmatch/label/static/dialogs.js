@@ -155,7 +155,8 @@ export function exchange(store) {
 }
 
 export function menu(anchor, entries) {
-  if ($(".menu")) return;
+  const open = $(".menu");
+  if (open) return open.close();
   const close = () => {
     list.remove();
     anchor.setAttribute("aria-expanded", "false");
@@ -170,6 +171,7 @@ export function menu(anchor, entries) {
   list.addEventListener("keydown", (event) => {
     const items = [...list.querySelectorAll("button")];
     const index = items.indexOf(document.activeElement);
+    if (event.key === "Tab") return close();
     if (event.key === "Escape") (close(), anchor.focus());
     else if (event.key === "ArrowDown") items[(index + 1) % items.length].focus();
     else if (event.key === "ArrowUp") items[(index + items.length - 1) % items.length].focus();
@@ -177,6 +179,7 @@ export function menu(anchor, entries) {
     event.preventDefault();
     event.stopPropagation();
   });
+  list.close = close;
   anchor.after(list);
   anchor.setAttribute("aria-expanded", "true");
   document.addEventListener("pointerdown", outside);
