@@ -374,8 +374,12 @@ def test_exam_training_and_guesses(tmp_path: Path, serve: Open, visit: Open) -> 
     guessed = page.locator(".chips [aria-pressed=true]").inner_text().split()[0]
     shares = [float(text.strip(" %>")) for text in strip.all_inner_texts()]
     assert shares == sorted(shares)  # the least sure come first
+    page.locator("#grid-0").dblclick()  # a closer look confirms nothing
+    page.locator("#single:not([hidden])").wait_for()
+    keys.press("Escape")
     out = strip.first.get_attribute("aria-label").split(",")[0]
     total = page.locator("#grid .tile.chosen").count()
+    assert total == int(page.locator(".chips [aria-pressed=true] .n").inner_text())
     strip.first.click()  # not this one
     page.locator("#confirm", has_text=f"Confirm {total - 1} as {guessed}").wait_for()
     names = [tile.get_attribute("aria-label").split(",")[0] for tile in page.locator("#grid .tile.chosen").all()]

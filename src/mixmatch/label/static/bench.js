@@ -17,7 +17,8 @@ export class Bench {
     this.keysOn = localStorage.getItem("mixmatch-keys") !== "off";
     this.grid = new Grid($("#grid"), {
       look: (n, index) => this.look(n, index),
-      open: (index) => this.enter(index),
+      enlarge: (index) => this.toSingle(index),
+      enter: (index) => this.enter(index),
       changed: () => this.selection(),
       size: Number(localStorage.getItem("mixmatch-size")) || 148,
     });

@@ -8,9 +8,10 @@ const MOST_TILES = 96; // three nodes each: larger screens get larger tiles
 const SETTLE = 70; // ms of quiet after a jump before pictures are asked for
 
 export class Grid {
-  // `look(n)` describes a picture: {src, name, tag, color, note, faded}. `open(index)` shows it alone.
-  constructor(box, { look, open, changed, size = 148 }) {
-    Object.assign(this, { box, look, open, changed: changed ?? (() => {}), size });
+  // `look(n)` describes a picture: {src, name, tag, color, note, faded}. `enlarge(index)` shows it alone; `enter(index)` is
+  // what the key Enter does.
+  constructor(box, { look, enlarge, enter, changed, size = 148 }) {
+    Object.assign(this, { box, look, enlarge, enter, changed: changed ?? (() => {}), size });
     this.items = [];
     this.selected = new Set();
     this.current = 0; // the index that has the focus
@@ -193,7 +194,7 @@ export class Grid {
   }
 
   // Move to an index: alone, as the end of a range from the anchor (`extend`), or without selecting (`only`).
-  go(index, { extend = false, only = false } = {}) {
+  go(index, { extend = false, only = this.toggles } = {}) {
     if (!this.items.length) return;
     this.current = Math.max(0, Math.min(this.items.length - 1, index));
     if (extend) {
@@ -258,11 +259,11 @@ export class Grid {
       const index = this.current + steps[key];
       const vertical = Math.abs(steps[key]) > 1 && !["Home", "End"].includes(key);
       if (vertical && key.startsWith("Arrow") && (index < 0 || index >= this.items.length)) return true;
-      this.go(index, { extend: shiftKey, only: this.toggles ? !shiftKey : control && !shiftKey });
+      this.go(index, { extend: shiftKey, only: this.toggles || control });
     } else if (control && key.toLowerCase() === "a") this.all();
     else if (key === " ") this.toggle(this.current);
     else if (key === "Escape" && this.selected.size) this.none();
-    else if (key === "Enter") this.open(this.current);
+    else if (key === "Enter") this.enter(this.current);
     else return false;
     return true;
   }

@@ -10,7 +10,7 @@ export class Pointer {
     grid.box.addEventListener("pointerdown", (event) => this.pressed(event));
     grid.box.addEventListener("dblclick", (event) => {
       const index = this.at(event);
-      if (index !== null) grid.open(index);
+      if (index !== null) grid.enlarge(index);
     });
   }
 
@@ -83,7 +83,7 @@ export class Pointer {
       if (this.grid.picking || this.grid.toggles) this.grid.toggle(index);
       else {
         this.grid.go(index);
-        this.grid.open(index);
+        this.grid.enlarge(index);
       }
     };
     this.grid.box.addEventListener("pointerup", done);
