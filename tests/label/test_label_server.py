@@ -21,6 +21,7 @@ from starlette.testclient import TestClient
 from mixmatch.data.user.folder import read_folder
 from mixmatch.data.user.tree import Entry
 from mixmatch.label.desk import Desk
+from mixmatch.label.guess import as_half
 from mixmatch.label.listing import Listing, load_listing
 from mixmatch.label.program import Program
 from mixmatch.label.view import Guesses, encode
@@ -393,6 +394,14 @@ def test_a_training_begins_by_itself_when_enough_is_labeled(
         {"options": {"seed": "a b"}},
     ):
         assert post(client, "train", **bad).status_code == 422, bad
+
+
+def test_a_guess_is_the_same_class_in_half_the_space() -> None:
+    exact = np.array([[0.49999, 0.50001], [0.50001, 0.49999], [0.1, 0.9]], np.float32)
+    half = as_half(exact)
+    assert half.dtype == np.float16
+    assert half.argmax(axis=1).tolist() == [1, 0, 1]
+    assert np.abs(half - exact).max() < 1e-3
 
 
 def test_a_training_that_is_killed_says_so(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def guess(asked: dict[str, Any]) -> dict[str, Any]:
                 continue
             images = np.stack([pixels for _, pixels in readable])
             numbers += [n for n, _ in readable]
-            said.append(model.probabilities(images).astype(np.float16))
+            said.append(as_half(model.probabilities(images)))
             inner = penultimate(model, images, np.arange(len(images))) if features is not None else None
             features = None if inner is None or features is None else [*features, inner.astype(np.float16)]
     arrays: dict[str, npt.NDArray[Any]] = {
@@ -55,6 +55,14 @@ def guess(asked: dict[str, Any]) -> dict[str, Any]:
         arrays["features"] = np.concatenate(features)
     write_packed(Path(asked["guesses"]), arrays, "the guesses of a run", "train again")
     return {"classes": list(model.classes), "count": len(numbers)}
+
+
+def as_half(probabilities: npt.NDArray[np.floating]) -> npt.NDArray[np.float16]:
+    """Probabilities (N, L) in half the space; where rounding makes two alike, the likeliest stays the likeliest."""
+    half, best = probabilities.astype(np.float16), probabilities.argmax(axis=1)
+    tied = np.flatnonzero(half.argmax(axis=1) != best)
+    half[tied, best[tied]] = np.nextafter(half[tied].max(axis=1), np.float16(1))
+    return half
 
 
 if __name__ == "__main__":
