@@ -103,7 +103,7 @@ USER: dict[Kind, dict[str, Any]] = {
     },
 }
 """For user data, whatever the method: images take an afternoon on a laptop, features seconds. How the numbers for
-features were chosen: docs/user-data.md."""
+features were chosen: docs/user-data-measured.md."""
 
 EMBEDDED: dict[str, Any] = {n: value for n, value in USER["features"].items() if n not in ("labels", "hold_out")}
 """For frozen features of images, published or not: as for other features, but for which rows are labeled."""
