@@ -108,7 +108,10 @@ def settings_page() -> str:
             ["data", "method", "settings"],
             [
                 [kind, method, ", ".join(f"`{n}` {_value(v)}" for n, v in values.items())]
-                for (kind, method), values in presets.USER_METHOD.items()
+                for (kind, method), values in [
+                    *presets.USER_METHOD.items(),
+                    *((("frozen features of images", n), each) for n, each in presets.EMBEDDED_METHOD.items()),
+                ]
             ],
         ),
     ]

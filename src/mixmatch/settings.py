@@ -150,6 +150,7 @@ def resolve(data: str, given: Mapping[str, Any], kind: Kind | None = None) -> Se
             raise _unknown(each, name, [*run, *defaults], each in fixed)
     embedded = given.get("features", "none") != "none"
     scoped = presets.of_method(data, "features" if embedded else kind, name)
+    scoped = {**scoped, **presets.EMBEDDED_METHOD.get(name, {})} if embedded else scoped
     chosen = {**cls.run_defaults, **scoped, **given}
     values = {**presets.of_data(data, kind), **(presets.EMBEDDED if embedded else {}), **chosen, "method": name}
     if values.get("optimizer") == "sgd" and "weight_decay" not in chosen:  # presets are for Adam
