@@ -243,7 +243,7 @@ def _steps(verdict: Verdict, found: Findings) -> Iterator[str]:
 def _better_training(found: Findings) -> str:
     if found.features in ("none", "basic"):
         longer = f", or train longer than {found.steps:,} steps" if found.features == "none" else ""
-        return f"Train on features of a pretrained network (the option features){longer}."
+        return f"Train on features of a pretrained network (the option features timm:NAME){longer}."
     return f"Train longer than {found.steps:,} steps."
 
 
