@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mixmatch.data.user.table import read_csv
-from mixmatch.text import from_cell, printable, to_cell
+from mixmatch.text import csv_line, from_cell, printable, to_cell
 
 RUNS = ["=1+1", "+49 30", "-x", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1+1", "＠a", "-1+1", "+", "-1e5x"]
 HARMLESS = ["cat", "", "-1", "+2.5", "-1e-5", "-.5", "a=b", "'cat'", "'", "1-2", "日本", "x-1"]
@@ -52,6 +53,17 @@ def test_a_file_with_such_cells_is_read_as_it_was_meant(tmp_path: Path) -> None:
     table = read_csv(path)
     assert table.header == ("=file", "label")
     assert list(table.column("=file")) == cells
+
+
+@given(st.lists(st.text(HOSTILE + ',;"') | st.text(), min_size=2, max_size=4))
+def test_a_line_is_one_row_to_every_program(cells: list[str]) -> None:
+    """Whichever of a comma, a semicolon and a tab it takes for the end of a cell."""
+    line = csv_line(cells)
+    (row,) = csv.reader(io.StringIO(line, newline=""))
+    assert list(map(from_cell, row)) == cells
+    unquoted = re.sub('"(?:[^"]|"")*"', "", line)
+    assert unquoted.endswith("\n")
+    assert not re.search('[;\t\r\n"]', unquoted[:-1])
 
 
 def test_a_terminal_gets_no_codes() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -14,6 +12,10 @@ of direction, and bytes of a file name that are no text."""
 
 _RUN = re.compile(r"'*(?![+-](?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\Z)[=+\-@\t\r\n＝＋－＠]")
 """The beginning of a cell that a spreadsheet would run, or that has been kept from it. A number is not run."""
+
+
+_ENDS = re.compile(r'[,;\t"\r\n]')
+"""What ends a cell for one program or another."""
 
 
 def printable(text: str, *, lines: bool = False) -> str:
@@ -39,6 +41,17 @@ def to_cell(value: object) -> str:
     return f"'{text}" if _RUN.match(text) else text
 
 
+def csv_line(values: Iterable[object]) -> str:
+    r"""A line of a CSV file that may be opened in a spreadsheet. Some also end a cell at a semicolon or a tab, and a
+    line at a lone \r, unless the cell is quoted.
+
+    >>> csv_line(["=1+1", "a,b", "a;=1", 2])
+    '\'=1+1,"a,b","a;=1",2\n'
+    """
+    cells = map(to_cell, values)
+    return ",".join('"' + cell.replace('"', '""') + '"' if _ENDS.search(cell) else cell for cell in cells) + "\n"
+
+
 def from_cell(text: str) -> str:
     """The inverse of `to_cell`.
 
@@ -55,9 +68,7 @@ def csv_text(rows: Iterable[Iterable[object]]) -> str:
     name,n
     '=1+1,2
     """
-    out = io.StringIO(newline="")
-    csv.writer(out, lineterminator="\n").writerows(map(to_cell, row) for row in rows)
-    return out.getvalue()
+    return "".join(map(csv_line, rows))
 
 
 def count(n: int, noun: str, plural: str | None = None) -> str:

@@ -65,6 +65,11 @@ def test_no_cell_is_run_by_a_spreadsheet(trained: Path, call: Call, tmp_path: Pa
     model.save(Path("model.safetensors"))
     header, row = csv.reader(io.StringIO(call("predict", "model.safetensors", "=cmd.png").out))
     assert (header[3], row[:2]) == ("'=1+1", ["'=cmd.png", "'=1+1"])
+    for name in ("a\n=cmd.png", "a\r=cmd.png", "a;=cmd.png"):  # rows or cells of their own, unless they are quoted
+        Path("=cmd.png").rename(name)
+        call("predict", "model.safetensors", name, "--output", "out.csv")
+        assert f'\n"{name}",'.encode() in Path("out.csv").read_bytes()
+        Path(name).rename("=cmd.png")
     (found,) = json.loads(call("predict", "model.safetensors", "=cmd.png", "--json").out)
     assert (found["file"], found["class"], next(iter(found["probabilities"]))) == ("=cmd.png", "=1+1", "=1+1")
 
@@ -273,6 +278,22 @@ def test_parquet(trained: Path, photos: Path, call: Call, tmp_path: Path, monkey
         call("predict", trained, photos, "--format", "parquet", "--output", target)
     assert target.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["p.parquet"]
+
+
+def test_parquet_follows_no_link_and_takes_any_name(trained: Path, call: Call, tmp_path: Path, monkeypatch) -> None:
+    """Folders have names that are no text, and classes are named by folders."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(PIXELS[0]).save("a.png")
+    Path("diary.txt").write_text("mine")
+    Path(".p.parquet.writing").symlink_to("diary.txt")
+    model = mixmatch.load(trained, device="cpu")
+    model.classes = ("caf\udce9", *CLASSES[1:])
+    model.save(Path("model.safetensors"))
+    result = call("predict", "model.safetensors", "a.png", "--format", "parquet", "--output", "p.parquet")
+    assert result.code == 0, result.err
+    assert parquet.read_table("p.parquet").column_names[3] == "caf�"
+    assert Path("diary.txt").read_text() == "mine"
 
 
 def test_bar_on_a_terminal(trained: Path, photos: Path, start: Call, tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
-import io
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +14,7 @@ import numpy as np
 
 from mixmatch.errors import not_installed
 from mixmatch.predict.files import Prediction
-from mixmatch.text import to_cell
+from mixmatch.text import csv_line
 
 FIXED = ("file", "class", "probability")
 """The columns of every table of predictions."""
@@ -77,20 +75,17 @@ def write(
 
 
 def _csv(out: IO[str], rows: Iterable[Row], classes: Sequence[str], id_column: str | None, errors: bool) -> None:
-    writer = csv.writer(out, lineterminator="\n")
     last = [ERROR] if errors else []
     # Numbers need no quotes. One text of all of them is made three times as fast as each by itself, and of many classes
     # nothing else takes as long.
     numbers, end = ",".join(["%.6g"] * (1 + len(classes))), ",\n" if errors else "\n"
-    writer.writerow(map(to_cell, [*([] if id_column is None else [id_column]), *FIXED, *classes, *last]))
+    out.write(csv_line([*([] if id_column is None else [id_column]), *FIXED, *classes, *last]))
     for row in rows:
         if isinstance(row, Failure):
-            writer.writerow([to_cell(row.file), *[""] * (2 + len(classes)), to_cell(row.error)])
+            out.write(csv_line([row.file, *[""] * (2 + len(classes)), row.error]))
             continue
-        named = map(to_cell, [row.file, row.class_name] if id_column is None else [row.id, row.file, row.class_name])
-        start = io.StringIO()
-        csv.writer(start, lineterminator="").writerow(named)
-        out.write(f"{start.getvalue()},{numbers % (row.probability, *row.probabilities.tolist())}{end}")
+        start = csv_line([row.file, row.class_name] if id_column is None else [row.id, row.file, row.class_name])[:-1]
+        out.write(f"{start},{numbers % (row.probability, *row.probabilities.tolist())}{end}")
 
 
 def _json(out: IO[str], rows: Iterable[Row], classes: Sequence[str], id_column: str | None, errors: bool) -> None:
@@ -120,7 +115,7 @@ def _parquet(out: IO[bytes], rows: Iterable[Row], classes: Sequence[str], id_col
     arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     first = dict.fromkeys([*([] if id_column is None else [id_column]), *FIXED[:2]], arrow.string())
     fixed, last = first | {FIXED[2]: arrow.float64()}, {ERROR: arrow.string()} if errors else {}
-    names = [f"{name} (class)" if name in {**fixed, **last} else name for name in classes]
+    names = [f"{name} (class)" if name in {**fixed, **last} else name for name in map(_text, classes)]
     schema = arrow.schema([*fixed.items(), *((name, arrow.float64()) for name in names), *last.items()])
     remaining = iter(rows)
     with parquet.ParquetWriter(out, schema) as writer:
@@ -135,10 +130,14 @@ def _columns(rows: Sequence[Row], classes: int, ids: bool, errors: bool) -> Iter
     unknown = np.full(classes, math.nan)
     if ids:
         yield [None if isinstance(row, Failure) else row.id for row in rows]
-    # A file's name may hold bytes that are no text.
-    yield [row.file.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for row in rows]
-    yield [None if isinstance(row, Failure) else row.class_name for row in rows]
+    yield [_text(row.file) for row in rows]
+    yield [None if isinstance(row, Failure) else _text(row.class_name) for row in rows]
     yield [math.nan if isinstance(row, Failure) else row.probability for row in rows]
     yield from np.stack([unknown if isinstance(row, Failure) else row.probabilities for row in rows]).T
     if errors:
         yield [row.error if isinstance(row, Failure) else None for row in rows]
+
+
+def _text(name: str) -> str:
+    """The name of a file, or of a class that is one: it may hold bytes that are no text."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
