@@ -62,6 +62,21 @@ def test_what_commands_say(photos: Path, trained: Path, call: Call) -> None:
     harmless(call("data", "check", f"empty{TITLE}"), r"empty\x1b]0;owned")
 
 
+def test_classes_of_a_published_data_set_whose_names_a_file_gives(tmp_path: Path, call: Call) -> None:
+    """Neither escape codes nor what rich takes for markup."""
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    records = np.zeros((20, 3073), np.uint8)
+    records[:, 0] = np.arange(20) % 10
+    for name in (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"):
+        (folder / name).write_bytes(records.tobytes())
+    names = [TITLE, "[/a]", "[red]b", *"cdefghi"]
+    (folder / "batches.meta.txt").write_text("\n".join(names))
+    result = call("data", "check", "cifar10", "--data-dir", tmp_path, "--no-download")
+    harmless(result, r"\x1b]0;owned\x07", "[/a]", "[red]b")
+    assert result.code == 0
+
+
 def test_errors_and_warnings_in_python(photos: Path, trained: Path) -> None:
     with pytest.raises(MixMatchError) as raised:
         mixmatch.load(f"nowhere{TITLE}\nhere")

@@ -329,6 +329,18 @@ def test_a_strict_check_believes_no_sums_that_came_with_the_data(folder: Path) -
         fetch([file], folder, strict=True)
 
 
+def test_no_file_is_read_that_is_far_larger_than_any_published_one(folder: Path) -> None:
+    """A file of a terabyte takes no place on a disk, and hours to read."""
+    folder.mkdir()
+    for name in ("a.bin", "names.txt"):
+        with (folder / name).open("wb") as file:
+            file.truncate(2**40)
+    with pytest.raises(OSError, match="more than the"):
+        verify([Published("a.bin", md5(CONTENT), "")], folder)
+    with pytest.raises(OSError, match="more than the"):
+        files.read_text(folder / "names.txt")
+
+
 def test_choice_of_layout(folder: Path) -> None:
     folder.mkdir()
     archives = [Archive("", "", f"{name}.tar.gz") for name in ("one", "two")]
@@ -386,6 +398,20 @@ def test_a_damaged_cache_is_decoded_again(folder: Path) -> None:
         path.unlink()
         path.write_bytes(content)
         np.testing.assert_array_equal(cached_array(folder, "set", [source], (5, 2, 2, 3), [rows(0, 5)]), rows(0, 5))
+
+
+def test_a_link_in_the_place_of_the_cache_is_not_written_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    folder, outside = tmp_path / "data", tmp_path / "outside"
+    folder.mkdir()
+    outside.mkdir()
+    (folder / "a.bin").write_bytes(b"1")
+    (folder / ".mixmatch-cache").symlink_to(outside)
+    cached_array(folder, "set", [folder / "a.bin"], (1, 2, 2, 3), [rows(0, 1)])
+    assert list(outside.iterdir()) == []
+    assert cache_folder(folder).is_relative_to(tmp_path / "home/mixmatch/decoded")
 
 
 def test_cache_of_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

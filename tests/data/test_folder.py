@@ -271,6 +271,12 @@ def test_damaged_files_are_named_and_left_out(pets: Path, recwarn: pytest.Warnin
     assert not recwarn.list
 
 
+def test_a_row_of_millions_of_pixels(pets: Path) -> None:
+    """Pillow reads such a file ever more slowly."""
+    (pets / "dog/long.png").write_bytes(png_of(1_000_001, 1))
+    assert kinds(read_folder(pets))["too-large"].files == ("dog/long.png",)
+
+
 @pytest.mark.parametrize(("width", "height"), [(10_001, 10_000), (100_000, 100_000)])
 def test_decompression_bomb(width: int, height: int, pets: Path, recwarn: pytest.WarningsRecorder) -> None:
     (pets / "dog/bomb.png").write_bytes(png_of(width, height))

@@ -13,6 +13,7 @@ import typer
 from rich import box
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from mixmatch import data
 from mixmatch.cli import with_options
@@ -23,7 +24,7 @@ from mixmatch.data.user.check import findings
 from mixmatch.data.user.rows import Finding, UserData
 from mixmatch.errors import MixMatchError
 from mixmatch.terminal import Screen
-from mixmatch.text import count, in_words
+from mixmatch.text import count, in_words, printable
 from mixmatch.training.progress import bar
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def check(
         screen.print(table)
     table = Table("class", *parts, box=box.SIMPLE)
     for label in source.classes:
-        table.add_row(label, *(f"{part['per_class'][label]:,}" for part in parts.values()))
+        table.add_row(Text(printable(label)), *(f"{part['per_class'][label]:,}" for part in parts.values()))
     table.add_row("unlabeled", *(f"{part['unlabeled']:,}" for part in parts.values()))
     table.add_row("images", *(f"{part['images']:,}" for part in parts.values()))
     screen.print(table)

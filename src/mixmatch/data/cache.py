@@ -27,10 +27,10 @@ def user_cache() -> Path:
 
 
 def cache_folder(data_dir: Path, *, strict: bool = False) -> Path:
-    """`DATA/.mixmatch-cache`, or a folder of its own under the user's cache where the data folder is read-only, or
-    where a `strict` check must not believe a cache that came with the data."""
+    """`DATA/.mixmatch-cache`, or a folder of its own under the user's cache where the data folder is read-only, where a
+    link in its place leads elsewhere, or where a `strict` check must not believe a cache that came with the data."""
     beside = data_dir / ".mixmatch-cache"
-    if not strict and _writable(beside):
+    if not strict and not beside.is_symlink() and _writable(beside):
         return beside
     # The name holds the data folder's path: two read-only folders must not evict each other's images.
     return user_cache() / "decoded" / digest(str(data_dir.resolve()))

@@ -14,7 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from mixmatch.data.cache import cached_array
-from mixmatch.data.published.files import Archive, Layout, Published, checked_labels, count_records, damaged, records
+from mixmatch.data.published.files import (
+    Archive,
+    Layout,
+    Published,
+    checked_labels,
+    count_records,
+    damaged,
+    read_text,
+    records,
+)
 from mixmatch.data.source import Rows, Source
 from mixmatch.errors import MixMatchError
 
@@ -134,7 +143,7 @@ def _class_names(kind: Kind, path: Path) -> tuple[str, ...]:
     if not path.is_file():
         return kind.classes
     if path.suffix == ".txt":
-        names = tuple(path.read_text(errors="replace").split())
+        names = tuple(read_text(path).split())
     else:
         names = tuple(_text(name) for name in _entry(path, _unpickled(path), kind.names_key, list))
     if len(names) != len(kind.classes):

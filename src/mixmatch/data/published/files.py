@@ -22,11 +22,16 @@ import numpy.typing as npt
 
 from mixmatch.data.cache import cache_folder
 from mixmatch.errors import MixMatchError
-from mixmatch.storage import read_json, temporary
+from mixmatch.storage import open_plain, read_json, read_plain, temporary
 from mixmatch.text import printable
 
 PIECE = 4 << 20
 """Bytes read at a time: the memory that decoding takes, whatever the size of the file."""
+
+MOST = 2**33
+"""Bytes of a published file, at most: the largest one has a third of it."""
+
+MOST_TEXT = 2**20
 
 Warn = Callable[[str], None]
 
@@ -141,6 +146,11 @@ def damaged(path: Path, why: str) -> MixMatchError:
     return MixMatchError(f"{path} {why}; delete it or put the published file there")
 
 
+def read_text(path: Path) -> str:
+    """A file of names or of numbers."""
+    return read_plain(path, MOST_TEXT, follow=True).decode(errors="replace")
+
+
 def count_records(path: Path, size: int) -> int:
     """How many records of `size` bytes a file holds; an error if that is none or not a whole number."""
     total = path.stat().st_size
@@ -199,7 +209,7 @@ def _md5(path: Path, data_dir: Path, strict: bool) -> str:
 
 
 def _hash(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_plain(path, MOST, follow=True) as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 

@@ -8,7 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from mixmatch.data.cache import cached_array
-from mixmatch.data.published.files import Archive, Layout, Published, checked_labels, count_records, damaged, records
+from mixmatch.data.published.files import (
+    Archive,
+    Layout,
+    Published,
+    checked_labels,
+    count_records,
+    damaged,
+    read_text,
+    records,
+)
 from mixmatch.data.source import UNKNOWN, Rows, Source
 
 ARCHIVE = Archive(
@@ -65,7 +74,7 @@ def _labels(images: Path, path: Path) -> npt.NDArray[np.int64]:
 
 
 def _class_names(path: Path) -> tuple[str, ...]:
-    names = tuple(path.read_text(errors="replace").split()) if path.is_file() else CLASSES
+    names = tuple(read_text(path).split()) if path.is_file() else CLASSES
     if len(names) != len(CLASSES):
         raise damaged(path, f"holds {len(names)} class names, not {len(CLASSES)}")
     return names
@@ -76,7 +85,7 @@ def _folds(path: Path, labeled: int) -> tuple[npt.NDArray[np.int64], ...]:
     if not path.is_file():
         return ()
     try:
-        lines = [line.split() for line in path.read_text().splitlines()]
+        lines = [line.split() for line in read_text(path).splitlines()]
         folds = tuple(np.array(line, np.int64) for line in lines if line)
     except ValueError:
         raise damaged(path, "holds something other than indices") from None

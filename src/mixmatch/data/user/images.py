@@ -36,6 +36,9 @@ MOST_BYTES = 8 * 2**30
 MAX_PIXELS = 100_000_000
 """A larger image is taken for a decompression bomb: a small file that fills the memory."""
 
+MAX_SIDE = 1_000_000
+"""Of longer rows Pillow copies the beginning over and over: a file of 100 MB takes minutes."""
+
 LARGE = 16_000_000
 """Pixels beyond which images are decoded one at a time, so that many cores do not hold many of them at once."""
 
@@ -141,6 +144,8 @@ def _plain(path: Path | IO[bytes]) -> AbstractContextManager[IO[bytes]]:
 def _opened(path: Path | IO[bytes]) -> Iterator[Image.Image]:
     try:
         with _plain(path) as file, Image.open(file, formats=FORMATS) as image:
+            if max(image.size) > MAX_SIDE:
+                raise ImageTooLarge(f"{max(image.size):,} pixels in a row are more than {MAX_SIDE:,}")
             if image.width * image.height > MAX_PIXELS:
                 raise ImageTooLarge(
                     f"{image.width:,} x {image.height:,} pixels are more than {MAX_PIXELS // 10**6} million "
