@@ -87,9 +87,10 @@ def _plain(path: Path, flags: int, most: int | None = None, mode: int = 0o666, *
     return handle
 
 
-def check_plain(path: Path) -> None:
-    """An error if a file that the user named is a pipe or a device, for libraries that open files themselves."""
-    open_plain(path, sys.maxsize, follow=True).close()
+def check_plain(path: Path, most: int = sys.maxsize) -> None:
+    """An error if a file that the user named is a pipe or a device, or has more than `most` bytes, for libraries that
+    open files themselves."""
+    open_plain(path, most, follow=True).close()
 
 
 def read_plain(path: Path, most: int, *, follow: bool = False) -> bytes:

@@ -246,6 +246,8 @@ def test_a_method_that_is_not_there(call: Call, more: list[str]) -> None:
         ("pass it, train(network=...)", "pass it, train(network=...)"),
         ("settings={'labels': 3}", "settings={'labels': 3}"),
         ("a == b, a=>b", "a == b, a=>b"),
+        # The environment.
+        ("if that is right, set MIXMATCH_UNPACK_GB=4", "if that is right, set MIXMATCH_UNPACK_GB=4"),
         ("nothing to do", "nothing to do"),
     ],
 )

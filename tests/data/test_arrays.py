@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from sklearn.preprocessing import StandardScaler
 
+from mixmatch.data.packed import read_packed
 from mixmatch.data.source import UNKNOWN
-from mixmatch.data.user.arrays import input_axes, read_arrays
+from mixmatch.data.user.arrays import input_axes, read_arrays, read_matrix
 from mixmatch.data.user.encoding import Encoding
 from mixmatch.data.user.rows import UserData
 from mixmatch.errors import MixMatchError
@@ -324,6 +325,19 @@ def test_a_header_that_lies_is_one_line(tmp_path: Path) -> None:
             with pytest.raises(MixMatchError, match="cannot read"):
                 read_arrays(tmp_path / name)
             assert input_axes(tmp_path / name) in (0, 4)
+
+
+def test_members_that_are_no_arrays_are_left_out(tmp_path: Path) -> None:
+    path = npz(tmp_path, x=np.eye(4), y=[0, 1, 0, 1])
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr("X", "of another program")
+    assert read_arrays(path).classes == ("0", "1")
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("x", "of another program")
+    for read in (read_arrays, read_matrix):
+        with pytest.raises(MixMatchError, match="has no array 'x'"):
+            read(path)
+    assert read_packed(path) is None
 
 
 def test_what_unpacks_to_far_more_than_it_is_asks_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

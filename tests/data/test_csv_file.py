@@ -180,6 +180,17 @@ def test_a_hundred_thousand_columns(tmp_path: Path) -> None:
         read_csv(path)
 
 
+def test_a_line_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of zeros, as a disk leaves them, is not read to its end."""
+    monkeypatch.setattr(csv_file, "MOST_LINE", 1 << 22)
+    with (path := tmp_path / "a.csv").open("wb") as file:
+        for start in (b"", b"a,label\n1,x\n"):
+            file.write(start)
+            file.truncate(2**40)
+            with pytest.raises(MixMatchError, match=r"a.csv line \d: a line has more than 4,194,304 bytes"):
+                read_csv(path)
+
+
 def test_labels_of_thousands_of_digits(tmp_path: Path) -> None:
     """More than Python takes for a number."""
     path, long = tmp_path / "t.csv", "1" * 5000

@@ -16,7 +16,7 @@ import pytest
 from mixmatch.errors import MixMatchError
 from mixmatch.privacy import ledger as module
 from mixmatch.privacy.accountant import Accountant
-from mixmatch.privacy.ledger import Budget, Ledger, answer_queries
+from mixmatch.privacy.ledger import Budget, Ledger, answer_queries, head_of
 from mixmatch.privacy.mechanisms import Answer, ConfidentGNMax, GNMax, InteractiveGNMax, LNMax
 from mixmatch.privacy.votes import from_counts
 
@@ -495,6 +495,17 @@ def test_any_other_file_is_left_alone(tmp_path, content):
     with pytest.raises(MixMatchError):
         Ledger(path, VOTES, MECHANISM)
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("count", ["1e999", "5.5", "true", "null", "-1", "9" * 5000])
+def test_a_head_that_counts_no_lines_is_refused(tmp_path, count):
+    path = tmp_path / "l.jsonl"
+    with Ledger(path, VOTES, MECHANISM) as book:
+        answer_queries(book, range(2), OPEN)
+    head = json.loads(head_of(path).read_text())
+    head_of(path).write_text(json.dumps(head).replace(f'"lines": {head["lines"]}', f'"lines": {count}'))
+    with pytest.raises(MixMatchError, match="cannot be known"):
+        Ledger(path, VOTES, MECHANISM)
 
 
 def test_a_full_disk_is_one_line_and_forgets_nothing(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -186,3 +187,17 @@ def test_a_students_probabilities(tmp_path):
         np.save(tmp_path / "p.npy", bad)
         with pytest.raises(MixMatchError, match=r"p\.npy"):
             module.read_probabilities(tmp_path / "p.npy", votes)
+
+
+def test_files_too_large_to_be_votes(tmp_path, monkeypatch):
+    """They take little of a disk, and all of the memory."""
+    for name in ("votes.csv", "votes.npy"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(2**40)
+        with pytest.raises(MixMatchError, match="more than the"):
+            read_votes(tmp_path / name)
+    with zipfile.ZipFile(tmp_path / "votes.npz", "w", zipfile.ZIP_DEFLATED) as file, file.open("x.npy", "w") as member:
+        member.write(bytes(2**24))
+    monkeypatch.setenv("MIXMATCH_UNPACK_GB", "0.01")
+    with pytest.raises(MixMatchError, match="MIXMATCH_UNPACK_GB"):
+        read_votes(tmp_path / "votes.npz")

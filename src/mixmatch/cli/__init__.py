@@ -283,6 +283,8 @@ def with_options(message: str, arguments: Iterable[str] = ()) -> str:
 
     def option(match: re.Match[str]) -> str:
         name, value = match.groups()
+        if name.startswith("MIXMATCH_"):  # a variable of the environment
+            return match[0]
         flag = f"--{name.replace('_', '-')}"
         ended = re.fullmatch(r"(.*?)([.:]*)", value)  # a full stop or a colon may end the sentence
         assert ended is not None

@@ -26,7 +26,8 @@ def read_packed(path: Path) -> dict[str, npt.NDArray[Any]] | None:
                     return None
             file.seek(0)
             with np.load(file, allow_pickle=False) as arrays:
-                return {name: arrays[name] for name in arrays.files}
+                found = {name: arrays[name] for name in arrays.files}
+            return found if all(isinstance(array, np.ndarray) for array in found.values()) else None
     except Exception:  # a damaged file makes zipfile, zlib and NumPy raise nearly everything
         return None
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -84,7 +85,7 @@ def read_lines(path: Path, content: bytes) -> tuple[list[dict[str, Any]], Chain,
     Raises an error if lines that were written are missing or changed."""
     try:
         kept = read_json(head_of(path), follow=True)
-        head = Chain(int(kept["lines"]), str(kept["sha256"]))
+        head = Chain(operator.index(kept["lines"]), str(kept["sha256"]))
     except FileNotFoundError:
         head = Chain()
     except (OSError, ValueError, KeyError, TypeError):
@@ -287,7 +288,7 @@ class Ledger:
                     raise KeyError
                 self.open_charges.remove(row)
                 self.answers[row] = Answer(label, source)
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise _lost(self.path, f"is damaged: line {number} makes no sense after those before it") from None
 
     def _append(self, lines: Sequence[dict[str, Any]]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from mixmatch import storage
+from mixmatch.data.user.arrays import check_unpacked
 from mixmatch.data.user.columns import is_number
-from mixmatch.errors import unknown
+from mixmatch.errors import MixMatchError, unknown
 from mixmatch.privacy.checks import PrivacyError
 
 Counts = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 FORMATS = ("counts", "labels")
 REFUSED = -1
+MOST = 2**30
+"""Bytes of a file, at most: 13 million queries of 10 classes in a .npy file."""
 T = TypeVar("T")
 
 
@@ -195,6 +199,8 @@ def array_sha256(array: npt.NDArray[Any]) -> str:
 
 
 def _load_numpy(path: Path) -> npt.NDArray[Any]:
+    if zipfile.is_zipfile(path):
+        check_unpacked(path)
     loaded = np.load(path, allow_pickle=False)
     if isinstance(loaded, np.ndarray):
         return loaded
@@ -220,11 +226,11 @@ def _load_csv(path: Path) -> npt.NDArray[np.float64]:
 def open_file(path: Path, load: Callable[[], T]) -> T:
     """What `load` reads from a file; whatever is wrong with it is one line."""
     try:
-        storage.check_plain(path)
+        storage.check_plain(path, MOST)
         return load()
     except FileNotFoundError:
         raise PrivacyError(f"{path} does not exist") from None
-    except PrivacyError:
+    except MixMatchError:
         raise
     except OSError as error:
         raise PrivacyError(f"{path} cannot be read: {error.strerror or error}") from None

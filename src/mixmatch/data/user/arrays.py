@@ -169,13 +169,14 @@ def _load(path: Path) -> dict[str, Array]:
     try:
         check_plain(path)
         if zipfile.is_zipfile(path):
-            _check_unpacked(path)
+            check_unpacked(path)
         with np.errstate(over="ignore"):  # of sizes that no file has
             loaded = np.load(path, mmap_mode="r", allow_pickle=False)  # of a .npz nothing is mapped
         if isinstance(loaded, np.ndarray):
             return {"x": loaded}
         with loaded:
-            return {key: loaded[key] for key in loaded.files}
+            found = {key: loaded[key] for key in loaded.files}
+        return {key: value for key, value in found.items() if isinstance(value, np.ndarray)}  # else another file
     except FileNotFoundError:
         raise MixMatchError(f"there is no file {path}") from None
     except MixMatchError:
@@ -194,7 +195,7 @@ def _load(path: Path) -> dict[str, Array]:
         raise MixMatchError(f"cannot read {path}: {reason}") from None
 
 
-def _check_unpacked(path: Path) -> None:
+def check_unpacked(path: Path) -> None:
     """Refuse a file that unpacks to far more than it is: it may be made to fill the memory."""
     with zipfile.ZipFile(path) as file:
         unpacked = sum(member.file_size for member in file.infolist())

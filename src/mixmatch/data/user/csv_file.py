@@ -31,6 +31,8 @@ NULLS = sorted({spelled for word in MISSING for spelled in (word, word.upper(), 
 """The spellings of it that pyarrow knows; others are left to Python."""
 
 PIECE = 1 << 20
+MOST_LINE = 1 << 26
+"""Bytes of a line: 100,000 cells of 600."""
 LONGEST = csv.field_size_limit()
 """Characters of a cell that Python's parser takes."""
 
@@ -162,7 +164,9 @@ class _Lines(Iterator[str]):
 
     def _next(self) -> bytes:
         piece = self._file.read(PIECE)
-        piece += self._file.readline()
+        piece += self._file.readline(MOST_LINE)
+        if len(piece) > MOST_LINE and not piece.endswith(b"\n"):
+            raise csv.Error(f"a line has more than {MOST_LINE:,} bytes")
         if self._encoding != "utf-8":
             piece = piece.removeprefix(b"\xef\xbb\xbf")
             self._encoding = "utf-8"
