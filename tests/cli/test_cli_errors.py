@@ -95,6 +95,22 @@ def test_one_line(arguments: str, said: str, call: Call) -> None:
     assert list(Path("empty").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["train", "digits", "--out", ""], "--out"),
+        (["train", "digits", "--resume", "--out", " "], "--out"),
+        (["label", "", "--no-browser"], "FOLDER"),
+        (["evaluate", ""], "RUN"),
+        (["compare", "digits", "--seeds", "1", "2", "--out", ""], "--out"),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(arguments: list[str], name: str, call: Call) -> None:
+    """As a shell's variable that is not set leaves it."""
+    one_line(call(*arguments), f"{name} is empty: give a path")
+    assert list(Path.cwd().iterdir()) == []
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_no_cuda(run: Call, tmp_path: Path) -> None:
     """As a process: the exit code and the one line are what a shell sees."""

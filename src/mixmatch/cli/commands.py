@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 from typer.core import TyperCommand
+
+from mixmatch.errors import MixMatchError
 
 
 class PlainFlags:
@@ -21,6 +24,24 @@ class PlainFlags:
 
 class PlainCommand(PlainFlags, TyperCommand):
     """A command as the command line shows it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """A path that is empty, as a shell's unset variable leaves it, would be taken for the current folder."""
+        given, _, _ = self.make_parser(ctx).parse_args(list(args))
+        kinds = inspect.signature(self.callback, eval_str=True).parameters if self.callback else {}
+        for param in self.get_params(ctx):
+            is_path = param.name in kinds and _holds_path(kinds[param.name].annotation)
+            value = given.get(param.name) if is_path else None
+            values = value if isinstance(value, list | tuple) else [value]
+            if any(isinstance(each, str) and not each.strip() for each in values):
+                name = param.opts[0] if param.opts[0].startswith("-") else param.metavar or param.name.upper()
+                raise MixMatchError(f"{name} is empty: give a path")
+        return super().parse_args(ctx, args)
+
+
+def _holds_path(kind: Any) -> bool:
+    """Whether a parameter's type is that of a path, or of none or several of them."""
+    return kind is Path or any(map(_holds_path, get_args(kind)))
 
 
 class ManyValues(PlainCommand):

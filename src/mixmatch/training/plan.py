@@ -68,6 +68,8 @@ def plan(
         settings = settings_.resolve(name, {**_of_split(data, split, given), **given}, _kind(data))
     settings = settings_.check(settings_.updated(settings, {"data_options": reading}))
     chosen = {*given, *(settings.method_settings if isinstance(method, Method) else ())}
+    if isinstance(out, str) and not out.strip():
+        raise MixMatchError("out is empty: name a folder, or leave it out")
     folder = Path(out) if out is not None else default_folder(settings)
     options["data_dir"] = None if data_dir is None else Path(data_dir)
     job = Job(settings, folder, tuple(sorted(chosen)), **options)
