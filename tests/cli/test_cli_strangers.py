@@ -175,6 +175,15 @@ def test_settings_out_of_bounds(changes: dict[str, Any], said: str, stopped: Pat
         assert said in one_line(call("export", stopped, "--format", "safetensors"))
 
 
+@pytest.mark.parametrize(
+    "changes", [{"threads": "\x1b[31m"}, {"threads": 10**9}, {"threads": -1}, {"compile": "yes"}, {"folder": 3}]
+)
+def test_what_no_run_has_written(changes: dict[str, Any], stopped: Path, call: Call) -> None:
+    config = json.loads((stopped / "config.json").read_text())
+    (stopped / "config.json").write_text(json.dumps({**config, **changes}))
+    assert "config.json is damaged" in one_line(call(*resume(stopped)))
+
+
 @pytest.mark.parametrize("shape", ["[1e9, 8, 8]", "[1000000000, 8, 8]", "[0, 8, 8]", "[8]", "[[1], 8, 8]", "null"])
 def test_shapes_that_are_none(shape: str, stopped: Path, call: Call) -> None:
     text = (stopped / "config.json").read_text()

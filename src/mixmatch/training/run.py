@@ -47,6 +47,8 @@ FORMAT = 1
 MOST_METRICS, LONGEST_LINE = 2**30, 2**20
 """Bytes of metrics.jsonl and of a line in it, at most."""
 
+MOST_THREADS = 1024
+
 SEALED = ("model.safetensors", "metrics.jsonl")
 """The files whose hashes a result holds."""
 
@@ -204,6 +206,11 @@ class RunFolder:
                 raise self.damaged("config.json", f"it has no {name}")
         if not isinstance(config["split"].get("hash"), str):
             raise self.damaged("config.json", "its split has no hash")
+        if config.get("threads") is not None and config["threads"] not in range(1, MOST_THREADS + 1):
+            raise self.damaged("config.json", "no run computes with so many threads")
+        for name, kind in {"compile": bool, "folder": str}.items():
+            if not isinstance(config.get(name), kind | None):
+                raise self.damaged("config.json", f"its {name} makes no sense")
         return config
 
     def settings(self) -> Settings:
