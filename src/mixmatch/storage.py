@@ -132,6 +132,14 @@ def _values(container: list[Any] | dict[str, Any]) -> list[Any]:
     return [value for value in values if isinstance(value, list | dict)]
 
 
+def is_path(value: object) -> bool:
+    """Whether something can be a path: text that the system can encode, without a zero in it."""
+    try:
+        return isinstance(value, str) and b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
+
+
 def refuse_link(folder: Path) -> None:
     """An error if there is a link in the place of a folder: what is written or removed there would be elsewhere."""
     if folder.is_symlink():

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from mixmatch.storage import NotPlain, parse_json, read_json, remove_folder
+from mixmatch.training import tensors
 
 Call = Callable[..., Any]
 FOLDERS = Path(__file__).parents[1] / "fixtures" / "run_folders"
@@ -176,12 +177,35 @@ def test_settings_out_of_bounds(changes: dict[str, Any], said: str, stopped: Pat
 
 
 @pytest.mark.parametrize(
-    "changes", [{"threads": "\x1b[31m"}, {"threads": 10**9}, {"threads": -1}, {"compile": "yes"}, {"folder": 3}]
+    "changes",
+    [
+        *({"threads": count} for count in ("\x1b[31m", 10**9, -1)),
+        *({"folder": folder} for folder in (3, None, "a\0b", "\ud800")),
+        *({"settings": {name: "a\0b"}} for name in ("data", "weights")),
+        {"settings": {"data": "\ud800"}},
+        {"compile": "yes"},
+    ],
 )
 def test_what_no_run_has_written(changes: dict[str, Any], stopped: Path, call: Call) -> None:
     config = json.loads((stopped / "config.json").read_text())
-    (stopped / "config.json").write_text(json.dumps({**config, **changes}))
-    assert "config.json is damaged" in one_line(call(*resume(stopped)))
+    for name, value in changes.items():
+        config[name] = {**config[name], **value} if isinstance(value, dict) else value
+    (stopped / "config.json").write_text(json.dumps(config))
+    assert "config.json is damaged" in one_line(call("train", "digits", "--resume", "--out", stopped, "--quiet"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("mean", {}), ("std", float("nan")), ("median", [[]]), ("mean", 10**400), ("name", 3)]
+)
+def test_columns_that_no_table_has(name: str, value: object, tmp_path: Path, call: Call) -> None:
+    model = FOLDERS / "table-mixmatch" / "model.safetensors"
+    about = tensors.read_metadata(model)
+    encoding = json.loads(about["encoding"])
+    next(c for c in encoding["columns"] if c["kind"] == "numeric")[name] = value
+    changed = tensors.to_bytes(tensors.read(model).tensors, {**about, "encoding": json.dumps(encoding)})
+    (tmp_path / "model.safetensors").write_bytes(changed)
+    said = one_line(call("predict", tmp_path / "model.safetensors", FOLDERS / "rows.csv"))
+    assert "a column has" in said
 
 
 @pytest.mark.parametrize("shape", ["[1e9, 8, 8]", "[1000000000, 8, 8]", "[0, 8, 8]", "[8]", "[[1], 8, 8]", "null"])

@@ -26,6 +26,7 @@ from mixmatch.settings import Settings, from_dict
 from mixmatch.storage import (
     NotPlain,
     file_sha256,
+    is_path,
     open_own,
     open_plain,
     parse_json,
@@ -208,17 +209,22 @@ class RunFolder:
             raise self.damaged("config.json", "its split has no hash")
         if config.get("threads") is not None and config["threads"] not in range(1, MOST_THREADS + 1):
             raise self.damaged("config.json", "no run computes with so many threads")
-        for name, kind in {"compile": bool, "folder": str}.items():
-            if not isinstance(config.get(name), kind | None):
-                raise self.damaged("config.json", f"its {name} makes no sense")
+        if not isinstance(config.get("compile"), bool | None):
+            raise self.damaged("config.json", "it does not say whether the run is compiled")
+        if not is_path(config.get("folder", "")):
+            raise self.damaged("config.json", "its folder is none")
         return config
 
     def settings(self) -> Settings:
         """The settings that the run was begun with."""
         try:
-            return from_dict(self.config()["settings"])
+            settings = from_dict(self.config()["settings"])
         except (TypeError, AttributeError) as error:  # a list where a name should be
             raise self.damaged("config.json", f"its settings make no sense ({error})") from None
+        for path in (settings.data, settings.weights, settings.data_options.get("labels_file", "")):
+            if not is_path(path):
+                raise self.damaged("config.json", "its settings name a file by what cannot be a name")
+        return settings
 
     def end_at(self, steps: int) -> None:
         """Change the number of steps. The result is deleted after that: a crash in between leaves a finished run whose

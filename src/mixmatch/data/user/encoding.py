@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -135,7 +136,7 @@ class Encoding:
         return out
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; `from_dict` is its inverse."""
+        """For JSON; `from_dict` is its inverse, but for a `ValueError` where it is something else."""
         columns = [{"kind": type(column).__name__.lower(), **asdict(column)} for column in self.columns]
         return {"columns": columns} if self.id_column is None else {"columns": columns, "id_column": self.id_column}
 
@@ -146,9 +147,17 @@ class Encoding:
             settings = {key: value for key, value in column.items() if key != "kind"}
             if column["kind"] == "numeric":
                 columns.append(Numeric(**settings))
+                numbers, names = [settings[name] for name in ("median", "mean", "std")], [settings["name"]]
             else:
                 columns.append(Categorical(**settings | {"categories": tuple(settings["categories"])}))
-        return cls(tuple(columns), values.get("id_column"))
+                numbers, names = [settings["other"]], [settings["name"], *settings["categories"]]
+            if not all(isinstance(n, int | float) and abs(n) <= sys.float_info.max for n in numbers):
+                raise ValueError("a column has numbers that are none")
+            if not all(isinstance(name, str) for name in names):
+                raise ValueError("a column has names that are none")
+        if not isinstance(id_column := values.get("id_column"), str | None):
+            raise ValueError("its column of ids has no name")
+        return cls(tuple(columns), id_column)
 
 
 def fit(table: Mapping[str, Values]) -> tuple[Encoding, list[Finding]]:
