@@ -148,7 +148,7 @@ def refuse_link(folder: Path) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder at once: a crash leaves it whole, or under a hidden name. A link is removed, not followed."""
-    if folder.is_symlink() or folder.is_file():
+    if folder.is_symlink() or not folder.is_dir():
         folder.unlink()
         return
     doomed = folder.with_name(f"{DOOMED}{uuid4().hex}")
@@ -160,8 +160,17 @@ def remove_folder(folder: Path) -> None:
 def remove_doomed(folder: Path) -> None:
     """Remove what a crash during `remove_folder` left in a folder."""
     for left in folder.glob(f"{DOOMED}*"):
-        if not left.is_symlink():
-            shutil.rmtree(left, ignore_errors=True)
+        discard(left)
+
+
+def discard(path: Path) -> None:
+    """Remove what is there, if anything is: a folder with all that is in it, or else it alone, be it a link or a pipe
+    (`shutil.rmtree` would wait for somebody to write to it)."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 DOOMED = ".removing-"

@@ -136,6 +136,14 @@ def test_links_in_the_place_of_folders(name: str, stopped: Path, outside: Path, 
         assert "link" in one_line(result)
 
 
+@pytest.mark.parametrize("name", [".replaced", ".writing", ".removing-1", "step-00000001"])
+def test_pipes_in_the_place_of_folders(name: str, stopped: Path, call: Call) -> None:
+    """They are removed, and nobody is waited for who would write to them."""
+    os.mkfifo(stopped / "checkpoint" / name)
+    assert call(*resume(stopped)).code == 0
+    assert not (stopped / "checkpoint" / name).exists()
+
+
 def test_links_of_the_user_are_followed(stopped: Path, finished: Path, call: Call, tmp_path: Path) -> None:
     """A run folder may lie on another disk, and a model may be named by a link."""
     (tmp_path / "disk").symlink_to(stopped.parent)

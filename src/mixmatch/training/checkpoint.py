@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from torch import Tensor
 
-from mixmatch.storage import read_json, refuse_link, remove_doomed, remove_folder, sync_folder, write_durably
+from mixmatch.storage import discard, read_json, refuse_link, remove_doomed, remove_folder, sync_folder, write_durably
 from mixmatch.training import tensors
 from mixmatch.training.damage import json_sha256
 
@@ -164,6 +164,4 @@ def _clean(folder: Path) -> None:
     """Remove what an interrupted save left behind."""
     remove_doomed(folder)
     for left in (folder / ".writing", folder / ".replaced"):
-        if left.is_symlink() or left.is_file():
-            left.unlink()
-        shutil.rmtree(left, ignore_errors=True)
+        discard(left)
