@@ -220,7 +220,8 @@ def test_an_unfinished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
     assert command(monkeypatch, folder, "--format", "safetensors", "--output", "finished.safetensors") == 0
     assert (tmp_path / "finished.safetensors").read_bytes() == finished
-    (folder / "model.safetensors").unlink()
+    for name in ("model.safetensors", "result.json"):
+        (folder / name).unlink()
     assert command(monkeypatch, folder, "--format", "safetensors") == 0
     images = pixels(3, (1, 8, 8))
     a, b = (mixmatch.load(tmp_path / f"{name}.safetensors").predict_proba(images) for name in ("finished", folder.name))

@@ -334,7 +334,7 @@ def load_run(path: str | Path, device: str | torch.device = "auto", network: nn.
         return Classifier.load(path, where, network)
     run = RunFolder(path)
     config = run.config()
-    if os.path.lexists(run.model):
+    if os.path.lexists(run.model) or run.finished():
         run.verify(run.model.name)
         try:
             return Classifier.load(run.model, where, network, follow=False)

@@ -146,6 +146,8 @@ def test_predictions_of_an_unfinished_run(call, table: Path, tmp_path: Path) -> 
     call("train", table, "--label-column", "species", "--out", run, "--no-baseline", *FAST)
     finished = call("predict", run, table).out
     (run / "model.safetensors").unlink()
+    assert call("predict", run, table).err.startswith(f"error: {run / 'model.safetensors'} is damaged (it is missing)")
+    (run / "result.json").unlink()
     assert call("predict", run, table).out == finished  # from the checkpoint, with the encoding in config.json
 
 
