@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from mixmatch.classifier import Classifier
 from mixmatch.data.source import Rows, Source
 from mixmatch.data.user.encoding import Categorical, Encoding, Numeric
 from mixmatch.errors import MixMatchError
+from mixmatch.settings import resolve
+from mixmatch.training.plan import default_folder
 from mixmatch.training.progress import Quiet
 
 SHORT = {"labels": 50, "batch_size": 16, "method": "supervised", "device": "cpu", "reporter": Quiet()}
@@ -210,10 +213,20 @@ def test_networks_that_cannot_be_trained(tmp_path: Path) -> None:
         (unbuilt, "on the meta device, where it has no weights: build it on the CPU, or"),
         (Nothing(), r"nothing to train \(no parameters\)"),
         (small().requires_grad_(False), r"nothing to train \(none with requires_grad\)"),
+        (
+            torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(64, 10))),
+            "a compiled script, .* pass the module itself",
+        ),
     ):
         with pytest.raises(MixMatchError, match=why):
             mixmatch.train("digits", network=network, out=tmp_path / "never", steps=3, **SHORT)
         assert not (tmp_path / "never" / "config.json").exists()
+
+
+def test_a_long_name_makes_a_short_folder() -> None:
+    folder = default_folder(replace(resolve("digits", {}), data="../" + "x" * 5000))
+    assert len(folder.name) < 255
+    assert folder.parent == Path("runs")
 
 
 # ------------------------------------------------------------------------------------------------------------- threads

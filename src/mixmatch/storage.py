@@ -132,12 +132,13 @@ def _values(container: list[Any] | dict[str, Any]) -> list[Any]:
     return [value for value in values if isinstance(value, list | dict)]
 
 
-def is_path(value: object) -> bool:
-    """Whether something can be a path: text that the system can encode, without a zero in it."""
+def can_be_path(value: object) -> bool:
+    """Whether something can be a path: text that the system can encode, without a zero in it, and not too long."""
     try:
-        return isinstance(value, str) and b"\0" not in os.fsencode(value)
+        path = os.fsencode(value) if isinstance(value, str) else b"\0"
     except UnicodeEncodeError:
         return False
+    return b"\0" not in path and len(path) < 4096 and max(map(len, path.split(b"/"))) <= 255
 
 
 def refuse_link(folder: Path) -> None:

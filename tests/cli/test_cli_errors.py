@@ -111,6 +111,13 @@ def test_an_empty_path_is_not_the_current_folder(arguments: list[str], name: str
     assert list(Path.cwd().iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["train", "evaluate", "data check", "label --no-browser", "train digits --out"])
+def test_paths_that_cannot_be(command: str, call: Call) -> None:
+    one_line(call(*command.split(), "x" * 5000), "xxxx")
+    if command.startswith("label"):
+        one_line(call(*command.split(), "~nobody-here/photos"), "a path begins with ~ and the name of nobody here")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_no_cuda(run: Call, tmp_path: Path) -> None:
     """As a process: the exit code and the one line are what a shell sees."""

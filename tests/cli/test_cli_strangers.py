@@ -190,7 +190,7 @@ def test_settings_out_of_bounds(changes: dict[str, Any], said: str, stopped: Pat
         *({"threads": count} for count in ("\x1b[31m", 10**9, -1)),
         *({"folder": folder} for folder in (3, None, "a\0b", "\ud800")),
         *({"settings": {name: "a\0b"}} for name in ("data", "weights")),
-        {"settings": {"data": "\ud800"}},
+        *({"settings": {"data": path}} for path in ("\ud800", "a" * 1000)),
         {"compile": "yes"},
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -253,6 +254,10 @@ def main() -> None:
             _fail("this machine has too little memory for it: use smaller batches, data or a smaller network", 2)
         if type(error).__name__ == "OutOfMemoryError":  # PyTorch's, which is imported only where it is needed
             _fail("the GPU has too little memory: make room there, or use --device cpu", 2)
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            _fail(f"the path {str(error.filename)[:40]}... is too long: name a shorter one", 2)
+        if isinstance(error, RuntimeError) and "home directory" in str(error):
+            _fail("a path begins with ~ and the name of nobody here: write it in full", 2)
         # The option parser's own errors; their class depends on typer's version.
         if not hasattr(error, "format_message"):
             raise

@@ -22,6 +22,7 @@ from mixmatch.data.user.rows import UserData
 from mixmatch.data.user.shards import is_shards, read_shards
 from mixmatch.data.user.table import read_labeled_table, read_table
 from mixmatch.errors import MixMatchError, nearest, unknown
+from mixmatch.storage import can_be_path
 
 __all__ = [
     "SOURCES",
@@ -204,7 +205,7 @@ def is_published(data: str) -> bool:
 
 def is_path(data: str) -> bool:
     """Whether a name is a path to user data."""
-    return not is_published(data) and Path(data).exists()
+    return not is_published(data) and can_be_path(data) and Path(data).exists()
 
 
 def holds_features(path: Path) -> bool:

@@ -88,7 +88,7 @@ def default_folder(settings: Settings) -> Path:
     if is_path(settings.data):
         data = Path(settings.data).resolve().name
     else:  # a Source may have any name
-        data = re.sub(r"[^\w.+-]+", "-", settings.data).strip("-.") or "data"
+        data = re.sub(r"[^\w.+-]+", "-", settings.data)[:100].strip("-.") or "data"
     method = settings.method.replace(":", "-")
     return Path("runs") / f"{data}-{method}-{settings.labels}-seed{settings.seed}"
 

@@ -25,8 +25,8 @@ from mixmatch.errors import MixMatchError
 from mixmatch.settings import Settings, from_dict
 from mixmatch.storage import (
     NotPlain,
+    can_be_path,
     file_sha256,
-    is_path,
     open_own,
     open_plain,
     parse_json,
@@ -211,7 +211,7 @@ class RunFolder:
             raise self.damaged("config.json", "no run computes with so many threads")
         if not isinstance(config.get("compile"), bool | None):
             raise self.damaged("config.json", "it does not say whether the run is compiled")
-        if not is_path(config.get("folder", "")):
+        if not can_be_path(config.get("folder", "")):
             raise self.damaged("config.json", "its folder is none")
         return config
 
@@ -222,7 +222,7 @@ class RunFolder:
         except (TypeError, AttributeError) as error:  # a list where a name should be
             raise self.damaged("config.json", f"its settings make no sense ({error})") from None
         for path in (settings.data, settings.weights, settings.data_options.get("labels_file", "")):
-            if not is_path(path):
+            if not can_be_path(path):
                 raise self.damaged("config.json", "its settings name a file by what cannot be a name")
         return settings
 

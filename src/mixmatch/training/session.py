@@ -131,6 +131,8 @@ def averaged(trainer: Trainer) -> Classifier:
 def _check_network(network: nn.Module, classes: int, shape: tuple[int, ...]) -> None:
     """A network from outside must map rows to logits; found out before anything is written."""
     what = "images" if len(shape) == 3 else "features"
+    if isinstance(network, torch.jit.ScriptModule):
+        raise MixMatchError("the network is a compiled script, which cannot be trained here: pass the module itself")
     tensors = [*network.parameters(), *network.buffers()]
     if any(tensor.is_meta for tensor in tensors):
         raise MixMatchError(
