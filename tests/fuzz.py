@@ -4,8 +4,9 @@ drivers and workers leave for each other.
 python tests/fuzz.py [--seconds 300 | --cases N] [--seed S] [--kind folder]
 
 Each case changes real files as its seed says and runs a command on them in a process of its own. It must end within a
-minute and 4 GiB with success or with one line that begins with "error:", load no pickle and change no file outside its
-folders. What does not is printed with its seed, which does it again: `--seed S --cases 1`.
+minute and 4 GiB with success or with one line that begins with "error:", load no pickle, run no other program, write
+nothing outside its folders, print no control characters, and not use a model that is not the one its run wrote. What
+does not is printed with its seed, which does it again: `--seed S --cases 1`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import importlib
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -35,7 +37,11 @@ import mutate
 
 SECONDS = 60
 MEMORY = 4 * 2**30
-UNPICKLED = 99
+UNPICKLED, OUTSIDE = 99, 98
+FULL = "this machine has too little memory"
+"""Only a stranger's settings may ask for as much: they are those of a large network."""
+PROGRAMS = ("git", sys.executable)
+"""What is run: git for the commit of a record, and Python to decode thumbnails."""
 RUN = {"steps": 4, "eval_every": 2, "checkpoint_every": 2, "batch_size": 8, "device": "cpu"}
 FOLDERS = Path(__file__).parent / "fixtures" / "run_folders"
 Command = list[object]
@@ -82,6 +88,7 @@ class Materials:
             import mixmatch
 
             mixmatch.train("digits", out=folder / "runs" / "finished", **RUN)
+            mixmatch.train(folder / "tables" / "rows.csv", out=folder / "runs" / "rows", baseline=False, **RUN)
             forks.command(*command)
             forks.command("data", "check", folder / "tables" / "rows.csv")
             forks.command("report", folder / "runs" / "finished")
@@ -99,6 +106,9 @@ class Materials:
         for name in ("result.json", "model.safetensors", "report.html", "label-next.csv"):
             (stopped / name).unlink(missing_ok=True)
         shutil.copytree(FOLDERS / "table-mixmatch", folder / "runs" / "table")
+        half = shutil.copytree(folder / "runs" / "rows", folder / "runs" / "half")
+        for name in ("result.json", "model.safetensors", "report.html"):
+            (half / name).unlink()
 
 
 Case = Callable[[Materials, Path, random.Random], Command]
@@ -108,21 +118,27 @@ Case = Callable[[Materials, Path, random.Random], Command]
 
 
 def folder_case(made: Materials, here: Path, rng: random.Random) -> Command:
-    name = rng.choice(["finished", "finished", "stopped", "stopped", "table"])
+    name = rng.choice(["finished", "finished", "stopped", "stopped", "rows", "half"])
     run = shutil.copytree(made.folder / "runs" / name, here / "run")
     if rng.random() < 0.15:
-        place = rng.choice([run / "checkpoint", run / "checkpoint" / "step-00000004", run / "baseline", run / ".lock"])
+        inner = ("step-00000004", "step-00000002", ".writing", ".replaced", ".removing-1")
+        place = rng.choice([run / name for name in ("checkpoint", "baseline", ".lock", ".end")])
+        place = rng.choice([place, run / "checkpoint" / rng.choice(inner)])
         if place.is_dir():
             shutil.rmtree(place)
         place.unlink(missing_ok=True)
-        if place.parent.is_dir():
+        if place.parent.is_dir() and rng.random() < 0.3:
+            os.mkfifo(place)
+        elif place.parent.is_dir():
             place.symlink_to(here.parent / "outside")
     files = sorted(path for path in run.rglob("*") if path.is_file() and not path.name.startswith("events"))
     for path in rng.sample(files, min(len(files), rng.choice([1, 1, 1, 2, 4]))):
         mutate.change_file(path, rng, here.parent / "outside")
     resume: Command = ["train", "digits", "--resume", "--out", run, "--quiet"]
-    if name == "table":
-        return rng.choice([["evaluate", run], ["predict", run, made.folder / "tables" / "rows.csv"], ["report", run]])
+    if name in ("rows", "half"):
+        rows = made.folder / "tables" / "rows.csv"
+        again: Command = ["train", rows, "--resume", "--out", run, "--quiet", "--no-baseline"]
+        return rng.choice([["evaluate", run], ["predict", run, rows], ["report", run], again, [*again, "--steps", "6"]])
     return rng.choice(
         [
             resume,
@@ -216,6 +232,7 @@ def guarded(command: Command, here: Path) -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
     os.chdir(here)
+    watch(here, here.parent / "cache")
     function, *arguments = command
     if not callable(function):
         forks.command(*command)
@@ -227,6 +244,27 @@ def guarded(command: Command, here: Path) -> None:
     except MixMatchError as error:  # as it ends a command
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def watch(*folders: Path) -> None:
+    """End this process where it writes outside of these folders, runs a program, or speaks to another machine."""
+    places = [*(folder.resolve() for folder in folders), Path("/dev"), Path("/proc")]
+    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+    at = {"os.remove": 0, "os.rmdir": 0, "os.mkdir": 0, "os.chmod": 0, "os.rename": 1, "os.link": 1, "os.symlink": 1}
+
+    def inside(path: Any) -> bool:
+        given = Path(os.fsdecode(path)).absolute()
+        real = given.parent.resolve() / given.name
+        return any(real.is_relative_to(place) for place in places)
+
+    def look(event: str, values: tuple[Any, ...]) -> None:
+        path = values[0] if event == "open" and values[2] & writing else values[at[event]] if event in at else 0
+        ran = event == "subprocess.Popen" and os.fsdecode(values[0]) not in PROGRAMS
+        if (not isinstance(path, int) and not inside(path)) or ran or event in ("os.system", "socket.connect"):
+            os.write(2, f"it did what it may not: {event} {values[:2]}\n".encode(errors="replace"))
+            os._exit(OUTSIDE)
+
+    sys.addaudithook(look)
 
 
 def attempt(kind: str, seed: int, made: Materials, folder: Path) -> str | None:
@@ -248,16 +286,41 @@ def attempt(kind: str, seed: int, made: Materials, folder: Path) -> str | None:
     wrong = None
     if code == UNPICKLED:
         wrong = "it loaded a pickle"
+    elif code == OUTSIDE:
+        wrong = said.strip().splitlines()[-1]
     elif code < 0:
         wrong = f"it ended by signal {-code}" + (f" after {SECONDS} s" if code == -signal.SIGKILL else "")
     elif "Traceback" in said or code not in (0, 1, 2):  # 1: some files were left out
         wrong = f"it ended with {code} and a traceback: {' | '.join(said.strip().splitlines()[-3:])}"
     elif code == 2 and len(errors) != 1:
         wrong = f"it ended with 2 and {len(errors)} lines of error"
+    elif code == 1 and command[0] not in ("predict", "data"):
+        wrong = "it ended with 1"
+    elif FULL in said and kind not in ("folder", "driver", "sweep"):
+        wrong = "it filled the memory"
+    elif re.search(r"[^\n\r\t -~\x80-\U0010ffff]|[\x80-\x9f]", said) and kind not in ("predictions", "shards"):
+        wrong = "it printed control characters"
+    elif code == 0 and kind == "folder" and command[0] in ("predict", "evaluate", "export") and believed(made, here):
+        wrong = "it used a model that is not the one its run wrote"
     if _content(outside) != before:
         wrong = "it changed a file outside"
     words = (getattr(word, "__name__", str(word)) for word in command)
     return None if wrong is None else f"{kind} {seed}: {' '.join(words)}: {wrong}"
+
+
+def believed(made: Materials, here: Path) -> bool:
+    """Whether a finished run has a model other than the one in its record."""
+    result, model = here / "run" / "result.json", here / "run" / "model.safetensors"
+    for name in ("finished", "rows"):
+        original = made.folder / "runs" / name
+        if _same(result, original / result.name):
+            return not _same(model, original / model.name)
+    return False
+
+
+def _same(path: Path, other: Path) -> bool:
+    plain = path.is_file() and not path.is_symlink() and path.stat().st_size == other.stat().st_size
+    return plain and path.read_bytes() == other.read_bytes()
 
 
 def _content(folder: Path) -> dict[str, bytes]:
@@ -279,6 +342,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mixmatch-fuzz-") as name:
         folder = Path(name)
         (folder / "materials").mkdir()
+        os.environ |= dict.fromkeys(("XDG_CACHE_HOME", "TMPDIR", "MIXMATCH_DATA"), str(folder / "cache"))
+        (folder / "cache").mkdir()
         made = Materials(folder / "materials")
         print(f"seeds from {first}, in {name}", flush=True)
         end, seed = time.monotonic() + options.seconds, first

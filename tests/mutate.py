@@ -15,7 +15,9 @@ VALUES: list[Callable[[random.Random], Any]] = [
     lambda rng: None,
     lambda rng: rng.choice([True, False, 0, -1, 1, 2**31, 2**63, -(2**63), 10**400, 10**18]),
     lambda rng: rng.choice([0.5, -0.0, 1e308, -1e308, 1e-320, float("nan"), float("inf")]),
-    lambda rng: rng.choice(["", "\x00", "\x1b[31mred", "\ud800", "../../outside", "/etc/passwd", "a" * 10_000, "=1+1"]),
+    lambda rng: rng.choice(
+        ["", "\x00", "\x1b[31mred", "\ud800", "\x00/a", "../../outside", "/etc/passwd", "a" * 10_000, "=1+1"]
+    ),
     lambda rng: rng.choice(["timm:resnet18", "wrn-999-999", "mlp", "custom:Network", "basic>mlp", "mixmatch"]),
     lambda rng: rng.choice([[], {}, [None], [[]], {"": {}}, [1e9, 8, 8], [10**9, 8, 8], ["a"] * 5000]),
     lambda rng: nested(rng.choice([60, 70, 900])),
@@ -54,8 +56,9 @@ def change_json(content: Any, rng: random.Random) -> Any:
     """Replace, remove, rename or add something somewhere."""
     content = copy.deepcopy(content)
     places = [([content], 0), *_places(content)]
+    top = places[1 : 1 + len(content)] if isinstance(content, dict) and content else places  # what most depends on
     for _ in range(rng.choice([1, 1, 2, 5])):
-        container, key = rng.choice(places)
+        container, key = rng.choice(rng.choice([places, top]))
         kind = rng.choice(["replace", "replace", "remove", "add"])
         try:
             if kind == "replace":
