@@ -199,6 +199,14 @@ def replace_durably(path: Path, content: bytes, mode: int = 0o666) -> None:
     sync_folder(path.parent)
 
 
+def keep_alone(path: Path, most: int) -> None:
+    """Before a file is appended to: one with a second name elsewhere (a hard link) gets a content of its own, so that
+    the other, such as a backup, stays as it is."""
+    with suppress(FileNotFoundError):
+        if path.lstat().st_nlink > 1:
+            replace_durably(path, read_plain(path, most))
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames in a folder last. Windows neither needs nor allows it."""
     if os.name == "posix":

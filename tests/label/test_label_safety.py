@@ -317,6 +317,27 @@ def test_labels_are_not_written_through_a_link(photos: Path, tmp_path: Path, nam
     assert outside.is_dir() or outside.read_text() == "a line\nno newline at the end"
 
 
+@pytest.mark.parametrize("name", ["log.jsonl", "set-aside.txt"])
+def test_another_name_of_a_file_is_not_written_to(photos: Path, tmp_path: Path, name: str) -> None:
+    """A hard link: the file may be anybody's, or a backup."""
+    home, outside = home_of(photos), tmp_path / "outside"
+    home.mkdir(exist_ok=True)
+    (home / "log.jsonl").write_text("a line\nno newline at the end")
+    outside.write_bytes((home / "log.jsonl").read_bytes())
+    (home / name).unlink(missing_ok=True)
+    (home / name).hardlink_to(outside)
+    desk = Desk(photos, home, "ann")
+    try:
+        desk.start()
+        desk.wait()
+        asked = {"id": "class-add-1", "do": "add", "name": "ostrich"}
+        assert client_of(desk).post("/api/classes", json=asked).status_code == 200
+    finally:
+        desk.close()
+    assert outside.read_text() == "a line\nno newline at the end"
+    assert "ostrich" in (home / "log.jsonl").read_text()
+
+
 def test_a_token_that_came_with_the_folder_is_not_taken_over() -> None:
     record = {"token": TOKEN, "place": ["/home/ann/photos/.mixmatch-labels", 7]}
     assert token_at(record["place"], record) == TOKEN  # type: ignore[arg-type]

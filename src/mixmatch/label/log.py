@@ -21,7 +21,7 @@ from typing import Any
 
 from mixmatch.errors import MixMatchError, explaining
 from mixmatch.label.events import check_event
-from mixmatch.storage import open_own, read_plain, replace_durably, sync_folder, temporary
+from mixmatch.storage import keep_alone, open_own, read_plain, replace_durably, sync_folder, temporary
 from mixmatch.text import count, listed
 
 Event = dict[str, Any]
@@ -50,6 +50,7 @@ class Log:
         self._copied = ""
         with explaining(f"cannot write the labels to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
+            keep_alone(self.path, MOST)
             self._handle = open_own(self.path, most=MOST)
             sync_folder(folder)
         self._length = 0
@@ -175,6 +176,7 @@ class Log:
         if not lines:
             return
         try:
+            keep_alone(self.folder / ASIDE, MOST)
             with os.fdopen(open_own(self.folder / ASIDE), "ab") as file:
                 for line in lines:
                     file.write(line)

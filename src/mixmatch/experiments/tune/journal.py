@@ -21,7 +21,7 @@ from mixmatch.declare import Range
 from mixmatch.errors import MixMatchError, not_installed
 from mixmatch.experiments.tune.space import Choices, contains
 from mixmatch.experiments.tune.sweep import Sweep
-from mixmatch.storage import open_own, parse_json, refuse_link, try_lock
+from mixmatch.storage import keep_alone, open_own, parse_json, refuse_link, try_lock
 from mixmatch.training.evaluate import LEAST_VALID
 from mixmatch.training.run import Record
 
@@ -161,6 +161,7 @@ def warm_up(sweep: Sweep) -> int:
 def _mend(path: Path) -> None:
     """Cut a line off that a crash has left unfinished: nobody has acted on it yet. Other lines must be JSON."""
     try:
+        keep_alone(path, MOST)
         with os.fdopen(open_own(path, most=MOST), "r+b") as file:
             whole = 0
             for line in file:
