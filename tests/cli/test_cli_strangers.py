@@ -191,6 +191,7 @@ def test_settings_out_of_bounds(changes: dict[str, Any], said: str, stopped: Pat
         *({"folder": folder} for folder in (3, None, "a\0b", "\ud800")),
         *({"settings": {name: "a\0b"}} for name in ("data", "weights")),
         *({"settings": {"data": path}} for path in ("\ud800", "a" * 1000)),
+        {"split": {"test": "/dev/zero"}},
         {"compile": "yes"},
     ],
 )

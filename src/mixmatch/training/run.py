@@ -207,6 +207,8 @@ class RunFolder:
                 raise self.damaged("config.json", f"it has no {name}")
         if not isinstance(config["split"].get("hash"), str):
             raise self.damaged("config.json", "its split has no hash")
+        if not all(type(config["split"].get(part, 0)) is int for part in ("labeled", "unlabeled", "valid", "test")):
+            raise self.damaged("config.json", "its split counts no rows")
         if config.get("threads") is not None and config["threads"] not in range(1, MOST_THREADS + 1):
             raise self.damaged("config.json", "no run computes with so many threads")
         if not isinstance(config.get("compile"), bool | None):
