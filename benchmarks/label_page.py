@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,11 @@ IN_BROWSER = {"first page, later": "0.5 s", "jump": "400 ms", "key": "16 ms"}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--pictures", type=int, default=100_000)
+    parser.add_argument("--pictures", type=int, default=100_000, help="At least 20,000.")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.pictures < 20_000:
+        parser.error("--pictures must be at least 20,000")
     with tempfile.TemporaryDirectory() as place:
         rows = measure(Path(place), options.pictures)
     if options.json:
@@ -170,8 +172,9 @@ class Server:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         found = 0.0
         for task in children.parent.parent.iterdir():
-            for pid in (task / "children").read_text().split():
-                found += processor_time(int(pid))
+            with suppress(FileNotFoundError):  # a thread that has just ended
+                for pid in (task / "children").read_text().split():
+                    found += processor_time(int(pid))
         return found
 
 
