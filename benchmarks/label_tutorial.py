@@ -4,8 +4,8 @@
 
 Writes 2,000 frogs, horses and ships of CIFAR-10 to a flat folder, starts `mixmatch label`, and uses the page in
 headless chromium as the tutorial says: an exam of 50, 60 suggested pictures by keys (two of them wrong on purpose), one
-run. Then it compares what the exam says with the truth, which the page does not know. A run takes about as long as
-`--minutes` says, on a quiet machine.
+run. Then it compares what the exam says with the truth, which the page does not know. A run takes at most about
+as long as `--minutes` says, on a quiet machine.
 """
 
 from __future__ import annotations
