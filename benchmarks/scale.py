@@ -11,8 +11,8 @@ groups: a large network with a batch that is computed in groups of 64 images, on
 and beside the whole batch as one group. The ratio is that of images per second.
 
 ray: five runs by a Ray cluster on this machine, beside five side by side in one process (on a CPU one after the other).
-The start of the cluster, up to the end of a first task that does nothing, is a column of its own. Takes
-`mixmatch[ray]`.
+The start of the cluster, up to the end of a first task that does nothing, is a column of its own, and so is what
+the slowest run took by itself. Takes `mixmatch[ray]`.
 
 Images are random. Ratios are to the first row of a table: below 1 is slower.
 """
@@ -68,6 +68,7 @@ def main() -> None:
     parser.add_argument("--large", default="wrn-28-large", help="the network of the groups")
     parser.add_argument("--groups", type=int, default=8, help="how many there are in the large batch")
     parser.add_argument("--group", type=int, default=GROUP, help="labeled images of a group, and of a batch elsewhere")
+    parser.add_argument("--no-compile", action="store_true", help="for groups, whose network takes minutes to compile")
     parser.add_argument("--seconds", type=float, default=10.0, help="to spend on each row of the first two tables")
     parser.add_argument("--steps", type=int, default=8192, help="of each of the five runs")
     parser.add_argument("--json", action="store_true")
@@ -107,7 +108,7 @@ def settings_of(network: str, device: torch.device, batch_size: int, **given: An
     return replace(settings, precision=default_precision(settings, device, (3, SIZE, SIZE)))
 
 
-def in_turns(trainers: dict[str, Trainer], seconds: float) -> dict[str, list[float]]:
+def in_turns(trainers: dict[str, Trainer], seconds: float, warm_up: int = TURN) -> dict[str, list[float]]:
     """Milliseconds per step of each, in blocks that they take in turns; their first steps are not counted."""
 
     def block(trainer: Trainer, count: int) -> float:
@@ -116,7 +117,7 @@ def in_turns(trainers: dict[str, Trainer], seconds: float) -> dict[str, list[flo
         trainer.wait()
         return 1000 * (time.perf_counter() - began) / count
 
-    few = TURN if next(iter(trainers.values())).stream is not None else 1
+    few = warm_up if next(iter(trainers.values())).stream is not None else 1
     first = [[block(each, few), block(each, few)][1] for each in trainers.values()]
     count = max(1, round(1000 * seconds / REPEATS / max(first)))
     times: dict[str, list[float]] = {name: [] for name in trainers}
@@ -164,8 +165,10 @@ def groups(args: argparse.Namespace, device: torch.device) -> list[Row]:
         try:
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
-            one = trainer(random_images(), settings, device, device.type == "cuda", notes.append)
-            row = row_of(name, one, in_turns({name: one}, args.seconds)[name], notes)
+            one = trainer(
+                random_images(), settings, device, device.type == "cuda", notes.append, compile=not args.no_compile
+            )
+            row = row_of(name, one, in_turns({name: one}, args.seconds, warm_up=8)[name], notes)
             row["ratio"] = count * rows[0]["ms_per_step"] / row["ms_per_step"] if rows else 1.0
             row["peak_mib"] = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else "-"
         except torch.OutOfMemoryError:
@@ -222,7 +225,9 @@ def five(way: str, folder: Path, args: argparse.Namespace) -> Row:
     errors = [outcome for outcome in outcomes.values() if isinstance(outcome, Exception)]
     if errors:
         raise errors[0]
-    return {"start_seconds": start, "seconds": time.perf_counter() - began - start}
+    seconds = time.perf_counter() - began - start
+    slowest = max(outcome["seconds"] for outcome in outcomes.values() if not isinstance(outcome, Exception))
+    return {"start_seconds": start, "seconds": seconds, "slowest_run": slowest}
 
 
 def take_some(work: Work) -> None:

@@ -76,11 +76,12 @@ def trainer(
     fast: bool,
     note: Callable[[str], None],
     world: World | None = None,
+    compile: bool = True,
 ) -> Trainer:
     torch.manual_seed(settings.seed)
     network = networks.build(settings.network, CLASSES, source.input_shape)
     split = make_split(source, labels(settings.batch_size), seed=settings.seed)
-    made = Trainer(settings, source, split, network, device, compile=fast, graph=fast, world=world)
+    made = Trainer(settings, source, split, network, device, compile=fast and compile, graph=fast, world=world)
     made.send_notes_to(note)
     return made
 

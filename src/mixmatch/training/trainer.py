@@ -231,13 +231,16 @@ class Trainer:
                 self._check_step(taken)
             loss, metrics, state = taken
             loss.backward()  # type: ignore[no-untyped-call]
-            gradients = [p.grad for p in network.parameters() if p.grad is not None]
+            learned = [p for p in network.parameters() if p.grad is not None]
+            gradients = [p.grad for p in learned if p.grad is not None]
             total.add([*gradients, *running, loss.detach(), *map(self._scalar, metrics.values())])
             states += [dict(zip(state, values, strict=True)) for values in self.world.gather(list(state.values()))]
-        means = total.mean(self.settings.groups)
-        learned = [*gradients, *running]
-        torch._foreach_copy_(learned, means[: len(learned)])
-        loss, *values = means[len(learned) :]
+        means = iter(total.mean(self.settings.groups))
+        for parameter in learned:
+            parameter.grad = next(means)
+        if running:
+            torch._foreach_copy_(running, [next(means) for _ in running])
+        loss, *values = means
         state = self.objective.combine(self.state, states)
         self._end_step(loss, dict(zip(metrics, values, strict=True)), state, draws["step"], ema_share)
 

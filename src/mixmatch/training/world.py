@@ -44,8 +44,8 @@ class World:
         """These tensors of every process, in the order of their ranks."""
         return [list(tensors)]
 
-    def sum_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace contiguous tensors by their sums over the processes."""
+    def average_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace contiguous tensors by their means over the processes."""
 
     def numbers(self, number: float) -> list[float]:
         """A number of every process, in the order of their ranks. Does not wait for the device."""
@@ -105,10 +105,10 @@ class Processes(World):
             for row in every
         ]
 
-    def sum_(self, tensors: Sequence[Tensor]) -> None:
+    def average_(self, tensors: Sequence[Tensor]) -> None:
         with _explained():
             for tensor in tensors:
-                dist.all_reduce(tensor)
+                dist.all_reduce(tensor, dist.ReduceOp.AVG)
 
     def numbers(self, number: float) -> list[float]:
         return [each.item() for (each,) in self.gather([torch.tensor(float(number), dtype=torch.float64)])]
@@ -144,8 +144,10 @@ class Total:
     def mean(self, groups: int) -> list[Tensor]:
         """The means over all groups."""
         if not self._gathers:
-            self._world.sum_(self._sums)
-        torch._foreach_div_(self._sums, groups)
+            self._world.average_(self._sums)
+            groups //= self._world.size
+        if groups > 1:
+            torch._foreach_div_(self._sums, groups)
         found = {total.dtype: _parts(total, like) for total, like in zip(self._sums, by_type(self._like), strict=True)}
         return [next(found[like.dtype]) for like in self._like]
 
