@@ -44,18 +44,18 @@ class AdaMatch(shared.PseudoLabeling):
         x, y = batch.x, batch.y
         if self.strong_labeled:
             x, y = torch.cat([x, batch.x_strong]), torch.cat([y, y])
-        z, balanced = shared.predict(model, x, batch.u, self.passes, self.balance)
+        z, balanced = self.predict(model, x, batch.u)
         if self.interpolate:
             alone = model(x, with_heads=tuple(self.heads))[:, -y.shape[1] :]  # of the plain head, if there is one
             z = z._replace(x=torch.lerp(z.x, alone, draws["towards"].unsqueeze(1).to(alone.dtype)))
         weak_x = z.x[: len(batch.x)].detach()
-        q, changed = shared.aligned(self.align, z.weak.softmax(dim=-1), weak_x, progress, state, self.prediction_decay)
+        q, changed = self.aligned(z.weak.softmax(dim=-1), weak_x, progress, state)
         confidence, label = q.max(dim=-1)
         mask = (confidence >= self.threshold * weak_x.softmax(dim=-1).amax(dim=-1).mean()).to(q.dtype)
         loss_x = functional.labeled_loss(z.x, y)
         loss_u = functional.pseudo_label_loss(z.strong, label, mask)
         risen = 0.5 - 0.5 * torch.cos(math.pi * progress.ramp(0.5)) if self.ramp_up else 1.0
         loss = loss_x + self.lambda_u * risen * loss_u
-        loss = loss + shared.balanced_loss(balanced, batch.y, draws, progress, state)
+        loss = loss + self.balanced_loss(balanced, batch.y, draws, progress, state)
         metrics = {"loss": loss, "loss_x": loss_x, "loss_u": loss_u, "confidence": confidence.mean()}
         return Step(loss, {**metrics, "mask": mask.mean()}, changed)

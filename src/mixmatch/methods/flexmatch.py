@@ -44,13 +44,13 @@ class FlexMatch(shared.PseudoLabeling):
         }
 
     def loss(self, model: Predictor, batch: Batch, draws: Tensors, progress: Progress, state: Tensors) -> Step:
-        z, balanced = shared.predict(model, batch.x, batch.u, self.passes, self.balance)
-        q, changed = shared.aligned(self.align, z.weak.softmax(dim=-1), z.x, progress, state, self.prediction_decay)
+        z, balanced = self.predict(model, batch.x, batch.u)
+        q, changed = self.aligned(z.weak.softmax(dim=-1), z.x, progress, state)
         confidence, label = q.max(dim=-1)
         mask = (confidence >= self.threshold * self.mapped(state["learned"])[label]).to(q.dtype)
         loss_x = functional.labeled_loss(z.x, batch.y)
         loss_u = functional.pseudo_label_loss(z.strong, label, mask)
-        loss = loss_x + self.lambda_u * loss_u + shared.balanced_loss(balanced, batch.y, draws, progress, state)
+        loss = loss_x + self.lambda_u * loss_u + self.balanced_loss(balanced, batch.y, draws, progress, state)
         metrics = {"loss": loss, "loss_x": loss_x, "loss_u": loss_u, "confidence": confidence.mean()}
         changed |= self.remembered(state, batch.rows, label, confidence >= self.threshold)
         return Step(loss, {**metrics, "mask": mask.mean()}, changed)

@@ -30,7 +30,7 @@ class FreeMatch(shared.PseudoLabeling):
         return {**averages, **super().state(data)}
 
     def loss(self, model: Predictor, batch: Batch, draws: Tensors, progress: Progress, state: Tensors) -> Step:
-        z, balanced = shared.predict(model, batch.x, batch.u, self.passes, self.balance)
+        z, balanced = self.predict(model, batch.x, batch.u)
         q = z.weak.softmax(dim=-1)
         confidence, label = q.max(dim=-1)
         new = {
@@ -47,7 +47,7 @@ class FreeMatch(shared.PseudoLabeling):
         loss_u = functional.pseudo_label_loss(z.strong, label, mask)
         loss_f = fairness_loss(z.strong, mask, predicted, averages["histogram"])
         loss = loss_x + self.lambda_u * loss_u + self.fairness * loss_f
-        loss = loss + shared.balanced_loss(balanced, batch.y, draws, progress, state)
+        loss = loss + self.balanced_loss(balanced, batch.y, draws, progress, state)
         metrics = {"loss": loss, "loss_x": loss_x, "loss_u": loss_u, "confidence": confidence.mean()}
         return Step(loss, {**metrics, "mask": mask.mean(), "fairness": loss_f}, averages)
 

@@ -30,8 +30,8 @@ RECIPE: Mapping[str, Any] = {
 Passes = Literal["official", "fused"]
 Balance = Literal["none", "abc"]
 
-
-# ---------------------------------------------------------------- the passes
+CONFIDENT = 0.95
+"""Predictions of the balanced classifier at least this confident become labels."""
 
 
 class Logits(NamedTuple):
@@ -41,30 +41,6 @@ class Logits(NamedTuple):
     weak: Tensor
     strong: Tensor
 
-
-def predict(
-    model: Predictor, x: Tensor, u: Tensor, passes: Passes, balance: Balance = "none"
-) -> tuple[Logits, Logits | None]:
-    """Logits for the method's own loss and, with a balanced classifier, those for `balanced_loss`.
-
-    The weak views share batch norm's statistics with the others. In the official pass gradients reach them through the
-    statistics, although their logits are constants; in the fused one, where kernels run it, they do not.
-    """
-    weak, strong = u
-    heads = tuple(plain_head(balance))
-    if passes == "official":
-        logits = model(torch.cat([x, weak, strong]), stats="update", with_heads=heads)
-        z = Logits(logits[: len(x)], logits[len(x) : -len(strong)].detach(), logits[-len(strong) :])
-    else:
-        (guess,), (logits,) = targets_and_logits(model, [weak], [torch.cat([x, strong])], with_heads=heads, joint=True)
-        z = Logits(logits[: len(x)], guess, logits[len(x) :])
-    if not heads:
-        return z, None
-    balanced, plain = zip(*(rows.chunk(2, dim=-1) for rows in z), strict=True)
-    return Logits(*plain), Logits(*balanced)
-
-
-# ---------------------------------------------------------------- distribution alignment
 
 ALIGN = (
     "Class frequencies that predictions are scaled towards: `none`; `labels`, those of the labels; `uniform`; `model`, "
@@ -101,72 +77,6 @@ def aligned_to(align: str, data: DataInfo) -> Tensor:
     return data.prior.new_tensor(given) if given else torch.full_like(data.prior, 1 / data.classes)
 
 
-def alignment(align: str, data: DataInfo) -> dict[str, Tensor]:
-    """The state of distribution alignment: its target, and the average prediction for unlabeled rows."""
-    if align == "none":
-        return {}
-    return {"target": aligned_to(align, data), "predicted": torch.full_like(data.prior, 1 / data.classes)}
-
-
-def aligned(
-    align: str, q: Tensor, logits_x: Tensor, progress: Progress, state: Tensors, decay: float
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The predictions `q` for weak views, aligned, and the state that changed. The averages take in this step first;
-    that of `q` begins with the first batch's mean."""
-    if align == "none":
-        return q, {}
-    mean = q.mean(dim=0)
-    average = functional.moving_average(state["predicted"], mean, decay)
-    changed = {"predicted": torch.where(progress.step == 0, mean, average)}
-    if align == "model":
-        mean_x = logits_x.detach().softmax(dim=-1).mean(dim=0)
-        changed["target"] = functional.moving_average(state["target"], mean_x, decay)
-    return functional.align(q, {**state, **changed}["target"], changed["predicted"]), changed
-
-
-# ---------------------------------------------------------------- the balanced classifier
-
-CONFIDENT = 0.95
-"""Predictions of the balanced classifier at least this confident become labels."""
-
-
-def plain_head(balance: Balance) -> dict[str, int]:
-    """The network's own classifier is the balanced one, which is evaluated; the method's own loss trains this head."""
-    return {"plain": 0} if balance == "abc" else {}
-
-
-def balance_draws(balance: Balance, rng: np.random.Generator, batch_size: int, ratio: int) -> Draws:
-    """A number in [0, 1) for each labeled and each unlabeled row: it counts if its class's share is above it."""
-    if balance == "none":
-        return {}
-    numbers = rng.random((1 + ratio) * batch_size, np.float32)
-    return {"keep_x": numbers[:batch_size], "keep_u": numbers[batch_size:]}
-
-
-def balance_shares(balance: Balance, data: DataInfo) -> dict[str, Tensor]:
-    """Of each class, the share of its rows that counts: N_min / N_c, all of a class without labels."""
-    if balance == "none":
-        return {}
-    least = torch.where(data.prior > 0, data.prior, torch.inf).amin()
-    return {"share": torch.where(data.prior > 0, least / data.prior, 1.0)}
-
-
-def balanced_loss(z: Logits | None, y: Tensor, draws: Tensors, progress: Progress, state: Tensors) -> Tensor | float:
-    """The loss of the auxiliary balanced classifier (Lee et al., 2021): FixMatch's, but of each class only a share of
-    its rows counts, of unlabeled rows one that falls from all to N_min / N_c over the run."""
-    if z is None:
-        return 0.0
-    share = state["share"]
-    kept_x = draws["keep_x"] < (y * share).sum(dim=-1)
-    loss_x = functional.pseudo_label_loss(z.x[: len(y)], y, kept_x.to(y.dtype))
-    confidence, label = z.weak.softmax(dim=-1).max(dim=-1)
-    kept_u = (confidence >= CONFIDENT) & (draws["keep_u"] < 1 - progress.ramp(1.0) * (1 - share[label]))
-    return loss_x + functional.pseudo_label_loss(z.strong, label, kept_u.to(y.dtype))
-
-
-# ---------------------------------------------------------------- the methods
-
-
 @dataclass(frozen=True, kw_only=True)
 class PseudoLabeling(Method):
     """A method that learns the strong view's label from the weak view, with FixMatch's recipe. Subclasses say which
@@ -198,10 +108,75 @@ class PseudoLabeling(Method):
 
     @property
     def heads(self) -> Mapping[str, int]:
-        return plain_head(self.balance)
+        """The network's own classifier is the balanced one, which is evaluated; the method's own loss trains another
+        head."""
+        return {"plain": 0} if self.balance == "abc" else {}
 
     def draw(self, rng: np.random.Generator, batch_size: int) -> Draws:
-        return balance_draws(self.balance, rng, batch_size, self.ratio)
+        """For the balanced classifier a number in [0, 1) for each labeled and each unlabeled row: it counts if its
+        class's share is above it."""
+        if self.balance == "none":
+            return {}
+        numbers = rng.random((1 + self.ratio) * batch_size, np.float32)
+        return {"keep_x": numbers[:batch_size], "keep_u": numbers[batch_size:]}
 
     def state(self, data: DataInfo) -> dict[str, Tensor]:
-        return {**alignment(self.align, data), **balance_shares(self.balance, data)}
+        """Of distribution alignment its target, and the average prediction for unlabeled rows; for the balanced
+        classifier the share of each class's rows that counts: N_min / N_c, all of a class without labels."""
+        state = dict[str, Tensor]()
+        if self.align != "none":
+            uniform = torch.full_like(data.prior, 1 / data.classes)
+            state |= {"target": aligned_to(self.align, data), "predicted": uniform}
+        if self.balance != "none":
+            least = torch.where(data.prior > 0, data.prior, torch.inf).amin()
+            state["share"] = torch.where(data.prior > 0, least / data.prior, 1.0)
+        return state
+
+    def predict(self, model: Predictor, x: Tensor, u: Tensor) -> tuple[Logits, Logits | None]:
+        """Logits for the method's own loss and, with a balanced classifier, those for `balanced_loss`.
+
+        The weak views share batch norm's statistics with the others. In the official pass gradients reach them through
+        the statistics, although their logits are constants; in the fused one, where kernels run it, they do not.
+        """
+        weak, strong = u
+        heads = tuple(self.heads)
+        if self.passes == "official":
+            logits = model(torch.cat([x, weak, strong]), stats="update", with_heads=heads)
+            z = Logits(logits[: len(x)], logits[len(x) : -len(strong)].detach(), logits[-len(strong) :])
+        else:
+            learned = [torch.cat([x, strong])]
+            (guess,), (logits,) = targets_and_logits(model, [weak], learned, with_heads=heads, joint=True)
+            z = Logits(logits[: len(x)], guess, logits[len(x) :])
+        if not heads:
+            return z, None
+        balanced, plain = zip(*(rows.chunk(2, dim=-1) for rows in z), strict=True)
+        return Logits(*plain), Logits(*balanced)
+
+    def aligned(
+        self, q: Tensor, logits_x: Tensor, progress: Progress, state: Tensors
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The predictions `q` for weak views, aligned, and the state that changed. The averages take in this step
+        first; that of `q` begins with the first batch's mean."""
+        if self.align == "none":
+            return q, {}
+        mean = q.mean(dim=0)
+        average = functional.moving_average(state["predicted"], mean, self.prediction_decay)
+        changed = {"predicted": torch.where(progress.step == 0, mean, average)}
+        if self.align == "model":
+            mean_x = logits_x.detach().softmax(dim=-1).mean(dim=0)
+            changed["target"] = functional.moving_average(state["target"], mean_x, self.prediction_decay)
+        return functional.align(q, {**state, **changed}["target"], changed["predicted"]), changed
+
+    def balanced_loss(
+        self, z: Logits | None, y: Tensor, draws: Tensors, progress: Progress, state: Tensors
+    ) -> Tensor | float:
+        """The loss of the auxiliary balanced classifier (Lee et al., 2021): FixMatch's, but of each class only a share
+        of its rows counts, of unlabeled rows one that falls from all to N_min / N_c over the run."""
+        if z is None:
+            return 0.0
+        share = state["share"]
+        kept_x = draws["keep_x"] < (y * share).sum(dim=-1)
+        loss_x = functional.pseudo_label_loss(z.x[: len(y)], y, kept_x.to(y.dtype))
+        confidence, label = z.weak.softmax(dim=-1).max(dim=-1)
+        kept_u = (confidence >= CONFIDENT) & (draws["keep_u"] < 1 - progress.ramp(1.0) * (1 - share[label]))
+        return loss_x + functional.pseudo_label_loss(z.strong, label, kept_u.to(y.dtype))

@@ -26,18 +26,18 @@ class SoftMatch(shared.PseudoLabeling):
         return {**gaussian, **super().state(data)}
 
     def loss(self, model: Predictor, batch: Batch, draws: Tensors, progress: Progress, state: Tensors) -> Step:
-        z, balanced = shared.predict(model, batch.x, batch.u, self.passes, self.balance)
+        z, balanced = self.predict(model, batch.x, batch.u)
         q = z.weak.softmax(dim=-1)
         confidence, label = q.max(dim=-1)
         spread = (confidence - confidence.mean()).square().sum() / max(1, len(confidence) - 1)
         mean = functional.moving_average(state["mean"], confidence.mean(), self.prediction_decay)
         variance = functional.moving_average(state["variance"], spread, self.prediction_decay)
-        aligned, changed = shared.aligned(self.align, q, z.x, progress, state, self.prediction_decay)
+        aligned, changed = self.aligned(q, z.x, progress, state)
         below = (aligned.amax(dim=-1) - mean).clamp_max(0)
         # Where nothing varies any more it is 0: then its floor decides, far above what rounding makes of a confidence.
         weight = torch.exp(-below.square() * self.n_sigma**2 / (2 * variance.clamp_min(1e-12)))
         loss_x = functional.labeled_loss(z.x, batch.y)
         loss_u = functional.pseudo_label_loss(z.strong, label, weight)
-        loss = loss_x + self.lambda_u * loss_u + shared.balanced_loss(balanced, batch.y, draws, progress, state)
+        loss = loss_x + self.lambda_u * loss_u + self.balanced_loss(balanced, batch.y, draws, progress, state)
         metrics = {"loss": loss, "loss_x": loss_x, "loss_u": loss_u, "confidence": confidence.mean()}
         return Step(loss, {**metrics, "mask": weight.mean()}, {**changed, "mean": mean, "variance": variance})

@@ -32,14 +32,14 @@ class UDA(shared.PseudoLabeling):
     align: str = setting("none", shared.ALIGN, metavar=shared.ALIGN_CHOICES)
 
     def loss(self, model: Predictor, batch: Batch, draws: Tensors, progress: Progress, state: Tensors) -> Step:
-        z, balanced = shared.predict(model, batch.x, batch.u, self.passes, self.balance)
-        q, changed = shared.aligned(self.align, z.weak.softmax(dim=-1), z.x, progress, state, self.prediction_decay)
+        z, balanced = self.predict(model, batch.x, batch.u)
+        q, changed = self.aligned(z.weak.softmax(dim=-1), z.x, progress, state)
         confidence = q.amax(dim=-1)
         mask = (confidence > self.threshold).to(q.dtype)
         loss_x = self.labeled_loss(z.x, batch.y, progress)
         divergence = F.kl_div(F.log_softmax(z.strong, dim=-1), functional.sharpen(q, self.T), reduction="none").sum(-1)
         loss_u = (mask * divergence).mean()
-        loss = loss_x + self.lambda_u * loss_u + shared.balanced_loss(balanced, batch.y, draws, progress, state)
+        loss = loss_x + self.lambda_u * loss_u + self.balanced_loss(balanced, batch.y, draws, progress, state)
         metrics = {"loss": loss, "loss_x": loss_x, "loss_u": loss_u, "confidence": confidence.mean()}
         return Step(loss, {**metrics, "mask": mask.mean()}, changed)
 
