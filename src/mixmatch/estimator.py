@@ -35,11 +35,10 @@ from mixmatch.errors import MixMatchError
 from mixmatch.methods.base import Method
 from mixmatch.presets import Kind
 from mixmatch.training import progress
-from mixmatch.training.device import default_threads, pick_device
-from mixmatch.training.generator import own_generator
+from mixmatch.training.device import pick_device
 from mixmatch.training.opening import embedded
-from mixmatch.training.session import averaged, completed, prepare
-from mixmatch.training.trainer import CHUNK, NotFinite
+from mixmatch.training.session import completed, train_whole
+from mixmatch.training.trainer import NotFinite
 
 Array = npt.NDArray[Any]
 NOT_USED = {
@@ -184,20 +183,13 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator, _Parameters):  # type: 
         empty = np.empty(0, np.int64)
         split = Split(np.flatnonzero(labeled), unlabeled, empty, empty)
         data = embedded(Data(source, split, Basis(missing="nothing is held out")), settings, self.device)
-        count = default_threads(data.source.input_shape) if device.type == "cpu" else None
-        with own_generator([device] if device.type == "cuda" else []):
-            trainer = prepare(settings, data, device, method=method, graph=device.type == "cuda", threads=count)
-            reporter = progress.on_stderr() if self.verbose else progress.Quiet()
+        reporter = progress.on_stderr() if self.verbose else progress.Quiet()
+        with contextlib.closing(reporter):
             reporter.start(f"MixMatchClassifier {settings.method}", 0, settings.steps)
-            try:
-                while trainer.step < settings.steps:
-                    trainer.advance(min(settings.steps, trainer.step + CHUNK))
-                    trainer.check_finite()
-                    reporter.steps(trainer.step, trainer.metrics() if self.verbose else {})
-            finally:
-                reporter.close()
-        self.n_iter_ = trainer.step
-        return averaged(trainer)
+            shown = lambda trainer: reporter.steps(trainer.step, trainer.metrics() if self.verbose else {})  # noqa: E731
+            model = train_whole(settings, data, device, method, after=shown)
+        self.n_iter_ = settings.steps
+        return model
 
     def _training_rows(self, X: Any, y: Any) -> tuple[Array, Encoding | None]:
         if _are_images(X):

@@ -62,13 +62,13 @@ def test_number_of_folds(per_class: list[int], folds: int) -> None:
 @pytest.mark.parametrize("everything", [False, True])
 def test_no_model_has_seen_what_it_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, everything: bool) -> None:
     data, trained = make([5, 4, 1], everything=everything), []
-    prepare = module.prepare
+    train = module.train_whole
 
-    def noted(settings, data, device, **options):  # type: ignore[no-untyped-def]
+    def noted(settings, data, *options):  # type: ignore[no-untyped-def]
         trained.append(data.split)
-        return prepare(settings, data, device, **options)
+        return train(settings, data, *options)
 
-    monkeypatch.setattr(module, "prepare", noted)
+    monkeypatch.setattr(module, "train_whole", noted)
     found = cross_validate(settings(steps=2), data, CPU, tmp_path)
     assert len(trained) == found.folds == 4
     assert found.rows.tolist() == list(range(9))  # the only label of the class c is always trained on
@@ -101,16 +101,16 @@ def test_a_wrong_label_is_found_out_and_kept(tmp_path: Path) -> None:
 
 
 def test_finished_folds_are_kept_and_the_rest_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, prepare, calls = make([4, 4]), module.prepare, []
+    data, train, calls = make([4, 4]), module.train_whole, []
     whole = cross_validate(settings(), data, CPU, tmp_path / "whole")
 
-    def stopped(*arguments, **options):  # type: ignore[no-untyped-def]
+    def stopped(*arguments):  # type: ignore[no-untyped-def]
         calls.append(arguments)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return prepare(*arguments, **options)
+        return train(*arguments)
 
-    monkeypatch.setattr(module, "prepare", stopped)
+    monkeypatch.setattr(module, "train_whole", stopped)
     with pytest.raises(KeyboardInterrupt):
         cross_validate(settings(), data, CPU, tmp_path / "run")
     assert load_cross_validation(tmp_path / "run", data) is None

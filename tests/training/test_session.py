@@ -79,10 +79,11 @@ def test_threads_are_recorded_and_used_again(tmp_path: Path, monkeypatch: pytest
 def test_features_train_with_one_thread_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert default_threads((64,)) == 1
-    assert default_threads((3, 32, 32)) == 8
+    assert default_threads((64,), torch.device("cpu")) == 1
+    assert default_threads((3, 32, 32), torch.device("cpu")) == 8
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    assert default_threads((64,)) == 8
+    assert default_threads((64,), torch.device("cpu")) == 8
+    assert default_threads((64,), torch.device("cuda")) is None
 
 
 @pytest.mark.parametrize(

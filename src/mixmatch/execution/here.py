@@ -55,9 +55,8 @@ def run(
         Interrupted: after Ctrl-C or SIGTERM, when every run has saved a checkpoint.
     """
     devices = {pick_device(each.job.device) for each in work}
-    cuda = sorted({device.index or 0 for device in devices if device.type == "cuda"})
     gpu = next((device for device in devices if device.type == "cuda"), None)
-    scheduler = Scheduler(limit if limit is not None else SIDE_BY_SIDE if cuda else 1, gpu)
+    scheduler = Scheduler(limit if limit is not None else 1 if gpu is None else SIDE_BY_SIDE, gpu)
     stop = Stop()
     own = [id(each.network) for each in work if each.network is not None]
     if len(set(own)) < len(own):
@@ -75,7 +74,7 @@ def run(
             begun[number] = copy.deepcopy(network.state_dict()) if network is not None else {}
         return running(each, stop, scheduler.limit > 1)
 
-    with own_generator(cuda), stop.listening():
+    with own_generator(*devices), stop.listening():
         yield from scheduler.run(len(work), make, stop, started)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,12 +24,10 @@ from mixmatch.methods.base import Method
 from mixmatch.settings import Settings
 from mixmatch.storage import read_json, replace_durably
 from mixmatch.text import count
-from mixmatch.training.device import default_threads
-from mixmatch.training.generator import own_generator
 from mixmatch.training.progress import Quiet, Reporter
 from mixmatch.training.run import Record
-from mixmatch.training.session import CUSTOM, averaged, prepare
-from mixmatch.training.trainer import CHUNK, NotFinite
+from mixmatch.training.session import CUSTOM, train_whole
+from mixmatch.training.trainer import NotFinite, Trainer
 
 FILE = "cross_validation.json"
 """In the run folder."""
@@ -94,11 +93,14 @@ def cross_validate(
     about: Record = {"split": data.split.hash, "settings": settings.to_dict(), "folds": folds}
     rows = _kept(out / FILE, about)
     there = {row["fold"] for row in rows}
-    bar = _Bar(reporter or Quiet(), folds, len(there), settings.steps)
+    missing = [fold for fold in range(folds) if fold not in there]
+    bar = reporter if reporter is not None and missing else Quiet()
     with contextlib.closing(bar):
-        for fold in (fold for fold in range(folds) if fold not in there):
+        bar.start(f"cross-validation, {folds} models", len(there) * settings.steps, folds * settings.steps)
+        for done, fold in enumerate(missing, len(there)):
             held = labeled[assigned == fold]
-            for row, values in zip(held.tolist(), _predicted(settings, data, held, device, method, bar), strict=True):
+            shown = lambda trainer, done=done: bar.steps(done * settings.steps + trainer.step, {})  # noqa: E731
+            for row, values in zip(held.tolist(), _predicted(settings, data, held, device, method, shown), strict=True):
                 label, top = int(source.train.labels[row]), int(values.argmax())
                 rows.append(
                     {
@@ -125,29 +127,13 @@ def load_cross_validation(folder: Path, data: Data) -> OutOfFold | None:
     return _out_of_fold(data, content["folds"], content["rows"]) if complete else None
 
 
-class _Bar:
-    """One bar for all models."""
-
-    def __init__(self, reporter: Reporter, folds: int, done: int, steps: int) -> None:
-        self._reporter, self._done, self._steps = reporter, done, steps
-        if done < folds:
-            reporter.start(f"cross-validation, {folds} models", done * steps, folds * steps)
-        self.close = reporter.close if done < folds else Quiet().close
-
-    def at(self, step: int) -> None:
-        self._reporter.steps(self._done * self._steps + step, {})
-
-    def ended(self) -> None:
-        self._done += 1
-
-
 def _predicted(
     settings: Settings,
     data: Data,
     held: Ints,
     device: torch.device,
     method: Method | None,
-    bar: _Bar,
+    after: Callable[[Trainer], None],
 ) -> npt.NDArray[np.float64]:
     """Probabilities of these labeled rows, by a model that never saw them."""
     split = replace(
@@ -156,23 +142,13 @@ def _predicted(
         unlabeled=data.split.unlabeled[~np.isin(data.split.unlabeled, held)],
         test=data.split.test[:0],
     )
-    threads = default_threads(data.source.input_shape) if device.type == "cpu" else None
-    cuda = [device] if device.type == "cuda" else []
-    with own_generator(cuda):
-        trainer = prepare(
-            settings, replace(data, split=split), device, method=method, graph=bool(cuda), threads=threads
-        )
-        while trainer.step < settings.steps:
-            trainer.advance(min(settings.steps, trainer.step + CHUNK))
-            try:
-                trainer.check_finite()
-            except NotFinite as error:
-                raise MixMatchError(
-                    f"the loss was not finite at step {error.step:,} of cross-validation: try a lower learning_rate="
-                ) from None
-            bar.at(trainer.step)
-        bar.ended()
-        return averaged(trainer).probabilities(np.array(data.source.train.inputs[held]))
+    try:
+        model = train_whole(settings, replace(data, split=split), device, method, after)
+    except NotFinite as error:
+        raise MixMatchError(
+            f"the loss was not finite at step {error.step:,} of cross-validation: try a lower learning_rate="
+        ) from None
+    return model.probabilities(np.array(data.source.train.inputs[held]))
 
 
 def _out_of_fold(data: Data, folds: int, rows: list[Record]) -> OutOfFold:

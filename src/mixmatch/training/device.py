@@ -84,9 +84,11 @@ def has_own_randomness(network: nn.Module) -> bool:
     return any(getattr(layer, "p", getattr(layer, "drop_prob", 1)) != 0 for layer in layers)
 
 
-def default_threads(input_shape: Sequence[int]) -> int:
+def default_threads(input_shape: Sequence[int], device: torch.device) -> int | None:
     """How many threads to compute with on a CPU: what PyTorch chooses, but one for features, whose steps are so short
-    that threads wait longer for each other than they save (benchmarks/threads.py)."""
+    that threads wait longer for each other than they save (benchmarks/threads.py). None for what drives a GPU."""
+    if device.type != "cpu":
+        return None
     return 1 if len(input_shape) == 1 and "OMP_NUM_THREADS" not in os.environ else torch.get_num_threads()
 
 

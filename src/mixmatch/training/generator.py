@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -15,8 +14,8 @@ _turn = threading.RLock()
 
 
 @contextmanager
-def own_generator(devices: Sequence[Any] = ()) -> Iterator[None]:
-    """Have the generator, on the CPU and on these GPUs, to oneself; afterwards it is as it was.
+def own_generator(*devices: torch.device) -> Iterator[None]:
+    """Have the generator, on the CPU and on those of the devices that are GPUs, to oneself; afterwards it is as it was.
 
     A training seeds it for initial weights and for layers such as dropout. Two trainings in two threads would draw from
     each other's numbers, so the second waits for the first: both end as they would have ended alone.
@@ -25,7 +24,7 @@ def own_generator(devices: Sequence[Any] = ()) -> Iterator[None]:
         terminal.warn("another thread of this process is training: this one waits for it, so that both are exact")
         _turn.acquire()
     try:
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=[device for device in devices if device.type == "cuda"]):
             yield
     finally:
         _turn.release()

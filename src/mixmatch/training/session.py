@@ -34,6 +34,7 @@ from mixmatch.training.device import (
     has_own_randomness,
     pick_device,
 )
+from mixmatch.training.generator import own_generator
 from mixmatch.training.job import Job, Work
 from mixmatch.training.loop import Loop
 from mixmatch.training.opening import changed, described, kind_of, located, refuse_changed
@@ -41,7 +42,7 @@ from mixmatch.training.record import make_record
 from mixmatch.training.run import SEALED, Ended, Record, RunFolder, RunRecord
 from mixmatch.training.stop import Stop
 from mixmatch.training.torchrun import STALE_ADDRESSES, restarts_may_fail
-from mixmatch.training.trainer import Trainer
+from mixmatch.training.trainer import CHUNK, Trainer
 from mixmatch.training.watch import Watch
 from mixmatch.training.world import World, joined
 
@@ -127,6 +128,21 @@ def averaged(trainer: Trainer) -> Classifier:
     return Classifier(network, name, source.classes, shape, source.encoding)
 
 
+def train_whole(
+    settings: Settings, data: Data, device: torch.device, method: Method | None, after: Callable[[Trainer], None]
+) -> Classifier:
+    """Train to the end without a run folder. `after` is called after every few steps; a loss that is not finite is a
+    `NotFinite`."""
+    threads = default_threads(data.source.input_shape, device)
+    with own_generator(device):
+        trainer = prepare(settings, data, device, method=method, graph=device.type == "cuda", threads=threads)
+        while trainer.step < settings.steps:
+            trainer.advance(min(settings.steps, trainer.step + CHUNK))
+            trainer.check_finite()
+            after(trainer)
+        return averaged(trainer)
+
+
 @torch.no_grad()
 def _check_network(network: nn.Module, classes: int, shape: tuple[int, ...]) -> None:
     """A network from outside must map rows to logits; found out before anything is written."""
@@ -191,7 +207,7 @@ def _running(
     compile = job.compile if job.compile is not None else config.get("compile")
     speed = default_speed(settings.steps, device, compile)
     # On a CPU bits depend on the number of threads, so a run keeps it. What drives a GPU does not matter.
-    count = config.get("threads") or default_threads(data.source.input_shape) if device.type == "cpu" else None
+    count = config.get("threads") or default_threads(data.source.input_shape, device) if device.type == "cpu" else None
     reporter = work.reporter
     if not world.leads:
         reporter = progress.Quiet()

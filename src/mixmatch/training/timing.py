@@ -194,9 +194,8 @@ def trial(
     progress: Progress | None = None,
 ) -> Trial:
     """Take a few steps and evaluate once. After two steps it ends where another would not end `until` that time."""
-    shape = data.source.input_shape
-    with own_generator([device] if device.type == "cuda" else []):
-        threads = default_threads(shape) if device.type == "cpu" else None
+    with own_generator(device):
+        threads = default_threads(data.source.input_shape, device)
         trainer = prepare(settings, data, device, graph=device.type == "cuda", threads=threads)
         seconds: list[float] = []
         while len(seconds) < steps and (len(seconds) < 2 or time.perf_counter() + seconds[-1] < until):
