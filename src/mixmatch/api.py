@@ -217,16 +217,3 @@ def _check_names(settings: Iterable[str]) -> None:
 def load(path: str | Path, *, device: str | torch.device = "auto", network: nn.Module | None = None) -> Classifier:
     """The classifier of a run folder or of a model.safetensors file. An unfinished run gives its newest checkpoint."""
     return load_run(path, str(device), network)
-
-
-def open_run(
-    path: str | Path,
-    data_dir: str | Path | None = None,
-    *,
-    strict: bool = False,
-    data: str | Path | None = None,
-) -> Data:
-    """The data that a run was trained on, read again; refused if it has changed. `data` is where user data is now, if
-    it has moved."""
-    opener = lambda settings: opening.open_data(settings, data_dir, strict=strict)  # noqa: E731
-    return opening.open_run(RunFolder(Path(path)), opener, data)

@@ -14,7 +14,6 @@ from scipy.io import savemat
 from typer.testing import CliRunner
 
 import mixmatch
-from mixmatch import api
 from mixmatch.cli import app
 from mixmatch.data import load
 from mixmatch.data.pate import open_student, pool_rows
@@ -26,6 +25,7 @@ from mixmatch.privacy.answers import Answers, authors, read
 from mixmatch.privacy.runs import RunOptions
 from mixmatch.privacy.student import Choice, prepare, train_students
 from mixmatch.settings import from_dict
+from mixmatch.training.opening import open_run
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunFolder
 from mixmatch.training.stop import Interrupted
@@ -132,7 +132,7 @@ def test_a_student_can_be_evaluated_reported_and_used(trained):
 
     out, _ = trained
     run = run_of(out)
-    opened = api.open_run(run.path)
+    opened = open_run(run)
     source, split = opened.source, opened.split
     assert split.hash == run.config()["split"]["hash"]
     model = mixmatch.load(run.path, device="cpu")

@@ -30,8 +30,10 @@ from mixmatch.report.gather import Evaluated, Shown
 from mixmatch.report.page import data_uri
 from mixmatch.report.write import label_next
 from mixmatch.training.gain import Gain, measure_gain
+from mixmatch.training.opening import open_run
 from mixmatch.training.plan import plan
 from mixmatch.training.progress import Quiet
+from mixmatch.training.run import RunFolder
 
 
 def alone(html: str, page: Any) -> None:
@@ -354,7 +356,7 @@ def test_thumbnails_come_from_the_files(tmp_path: Path) -> None:
         Image.new("RGB", (300, 150), (8 * i, 0, 0)).save(where / f"{i}.png")
     settings = {"steps": 2, "eval_every": 2, "batch_size": 4, "network": "wrn-small", "image_size": 32}
     api.train(str(folder), out=tmp_path / "run", device="cpu", reporter=Quiet(), **settings)
-    opened = api.open_run(tmp_path / "run")
+    opened = open_run(RunFolder(tmp_path / "run"))
     (folder / "unlabeled" / "25.png").unlink()
     report = gather(tmp_path / "run", opened, device="cpu")
     shown = {image.name: image.pixels.shape for image in report.unlabeled.suggestions}
@@ -370,7 +372,7 @@ def test_a_model_that_always_says_the_same_is_found_out(tmp_path: Path, monkeypa
     table.write_text("\n".join(["n,x,label", *lines]) + "\n")
     plan_ = plan(str(table), {"steps": 4, "batch_size": 8}, out=out, device="cpu", reporter=Quiet())
     run_one(plan_)
-    opened = api.open_run(out)
+    opened = open_run(RunFolder(out))
     report, _ = conclude(plan_, opened, baseline=False)
     assert report.verdict.cross_validated
     always = lambda _, inputs: np.tile([0.1, 0.9], (len(inputs), 1))  # noqa: E731

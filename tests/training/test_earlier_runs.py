@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import mixmatch
-from mixmatch import api, data
+from mixmatch import data
 from mixmatch import settings as settings_
 from mixmatch.cli.evaluate import evaluate
 from mixmatch.report import write_report
 from mixmatch.training.checkpoint import TENSORS
 from mixmatch.training.device import threads
+from mixmatch.training.opening import open_run
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunFolder
 
@@ -100,7 +101,7 @@ def test_a_stopped_run_predicts_with_its_checkpoint() -> None:
 
 @pytest.mark.parametrize("name", ["digits-vat", "table-mixmatch"])
 def test_a_finished_run_has_the_error_it_had(here: Path, name: str) -> None:
-    opened = api.open_run(name)
+    opened = open_run(RunFolder(Path(name)))
     test = opened.split.test
     probabilities = mixmatch.load(name, device="cpu").probabilities(opened.source.test.inputs[test])
     wrong = probabilities.argmax(1) != opened.source.test.labels[test]
@@ -158,7 +159,7 @@ def test_a_run_without_test_rows_keeps_its_split(tmp_path: Path) -> None:
     assert config["split"]["test"] == 0
     del config["settings"]["hold_out"]  # which did not exist then
     (out / "config.json").write_text(json.dumps(config))
-    assert len(api.open_run(out).split.test) == 0
+    assert len(open_run(RunFolder(out)).split.test) == 0
     report, _, _ = write_report(out, device="cpu")
     assert report.verdict.error is None
     assert mixmatch.train(str(table), resume=True, **options)["split"]["test"] == 0

@@ -9,7 +9,6 @@ import typer
 from rich import box
 from rich.table import Table as Screen
 
-from mixmatch import api
 from mixmatch.augment import weak_augmentation
 from mixmatch.classifier import load_run
 from mixmatch.cli.options import (
@@ -36,6 +35,7 @@ from mixmatch.settings import Precision
 from mixmatch.storage import replace_durably
 from mixmatch.text import duration
 from mixmatch.training.device import pick_device
+from mixmatch.training.opening import open_run
 from mixmatch.training.run import Record, RunFolder
 
 PLOTTED = ("cifar10", "svhn", "svhn-extra")
@@ -187,8 +187,9 @@ def _list(name: str, runs: list[Planned], out: Path, results: Path, device: str,
 def _label_guessing(run: Path | None, results: Path, data_dir: Path | None, device: str) -> None:
     if run is None:
         raise MixMatchError(f"{FIGURE} shows a trained model's guesses: name its run folder with --run")
-    settings = RunFolder(run).settings()
-    data = api.open_run(run, data_dir)
+    folder = RunFolder(run)
+    settings = folder.settings()
+    data = open_run(folder, data_dir=data_dir)
     source, split = data.source, data.split
     if not source.train.is_images:
         raise MixMatchError(f"{FIGURE} shows an image, but {settings.data} holds features")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from mixmatch.measure import ClassScore, Ints
 from mixmatch.report.gather import evaluate_run, predict_rows
 from mixmatch.report.verdict import Verdict, guessing
 from mixmatch.text import html_table
-from mixmatch.training.opening import open_data, open_run
+from mixmatch.training.opening import open_run
 from mixmatch.training.run import RunFolder
 
 
@@ -129,8 +128,9 @@ def evaluate(
     if new is None:
         for option in reading:
             raise MixMatchError(f"{option}= is for new data: name it after the run")
-        folder, opener = RunFolder(run), partial(open_data, data_dir=data_dir, strict=strict, device=device)
-        name, opened = folder.config()["settings"]["data"], open_run(folder, opener, data)
+        folder = RunFolder(run)
+        name = folder.config()["settings"]["data"]
+        opened = open_run(folder, data, data_dir, strict=strict, device=device)
         evaluated, verdict = evaluate_run(run, opened, classifier, shown=0)
         if evaluated is None:
             raise MixMatchError(f"{name} has no test {opened.source.noun}s: {opened.basis.missing}")

@@ -32,7 +32,7 @@ from mixmatch.training.cross_validate import OutOfFold, load_cross_validation
 from mixmatch.training.device import pick_device
 from mixmatch.training.evaluate import predict_logits
 from mixmatch.training.gain import Gain, compare_errors, measure_gain
-from mixmatch.training.opening import open_data, open_run
+from mixmatch.training.opening import open_run
 from mixmatch.training.run import Record, RunFolder, baseline_of
 
 SHOWN = 24
@@ -167,7 +167,7 @@ def gather(
         raise MixMatchError(f"{path} is not finished: end its training with resume=True, then report")
     model = load_run(path, device, copy.deepcopy(network))
     if not isinstance(data, Data):
-        data = open_run(run, lambda settings: open_data(settings, data_dir, device=device), data)
+        data = open_run(run, data, data_dir, device=device)
     source, split = data.source, data.split
     evaluated, verdict = evaluate_run(path, data, model)
     baseline = RunFolder(baseline_of(path))
@@ -184,7 +184,7 @@ def gather(
     unlabeled = _unlabeled(model, train, split, config["settings"]["seed"])
     if data.user is not None:
         unlabeled = replace(unlabeled, no_class=_no_class(model, train, data, config["settings"]["seed"], device))
-    suspects = _suspects(train, folds, source.classes) if folds is not None and _knows(folds, source.classes) else None
+    suspects = None if folds is None else _suspects(train, folds)
     method = record["method"]
     said = [(unlabeled.said, labels)]
     if evaluated is not None and not verdict.cross_validated:  # where it is, other models said it
@@ -239,16 +239,14 @@ def evaluate_run(path: Path, data: Data, model: Classifier, shown: int = SHOWN) 
     else:
         return None, verdict
     counts = measure.confusion(truth, predicted, len(source.classes))
+    worst = measure.confident_mistakes(predicted, confidence, truth)[:shown]
     evaluated = Evaluated(
         len(truth),
         int((predicted != truth).sum()),
         counts,
         measure.class_scores(counts),
         measure.reliability(confidence, predicted == truth),
-        [
-            part.shown(int(rows[i]), source.classes[predicted[i]], confidence[i], true=source.classes[truth[i]])
-            for i in measure.confident_mistakes(predicted, confidence, truth)[:shown]
-        ],
+        part.listed(rows[worst], predicted[worst], confidence[worst], true=truth[worst]),
     )
     commonest, error = guessing(truth, source.classes)
     verdict = replace(verdict, images=len(truth), wrong=evaluated.wrong, commonest=commonest, guessing=error)
@@ -265,6 +263,7 @@ def _known(data: Data) -> Ints:
 class _Part:
     """Training or test rows, with their names: by files, or by numbers in a published data set."""
 
+    classes: tuple[str, ...]
     rows: Rows
     user: UserData | None = None
     numbers: Ints | None = None
@@ -274,15 +273,15 @@ class _Part:
 
     @staticmethod
     def of_training(data: Data, folder: Path) -> _Part:
-        return _Part(data.source.train, data.user, None, folder)
+        return _Part(data.source.classes, data.source.train, data.user, None, folder)
 
     @staticmethod
     def of_test(data: Data, folder: Path) -> _Part:
-        user = data.user
+        classes, test, user = data.source.classes, data.source.test, data.user
         if user is None:
-            return _Part(data.source.test)
+            return _Part(classes, test)
         held = np.setdiff1d(user.labeled, data.split.labeled)  # in this order
-        return _Part(data.source.test, user, user.tested if len(user.tested) else held, folder)
+        return _Part(classes, test, user, user.tested if len(user.tested) else held, folder)
 
     def name(self, row: int) -> str:
         if self.user is None:
@@ -296,27 +295,30 @@ class _Part:
                 return thumbnail(self.folder / self.name(row), THUMBNAIL)
         return np.array(self.rows.images[row]) if self.rows.images is not None else None
 
-    def shown(self, row: int, predicted: str, probability: float, *, picture: bool = True, **more: Any) -> Shown:
-        return Shown(self.pixels(row) if picture else None, self.name(row), predicted, float(probability), **more)
+    def listed(
+        self, rows: Ints, predicted: Ints, probability: Floats, true: Ints | None = None, score: Floats | None = None
+    ) -> list[Shown]:
+        """What to show of these rows: of the first ones their pixels, too."""
+        return [
+            Shown(
+                self.pixels(row) if place < SHOWN else None,
+                self.name(row),
+                self.classes[predicted[place]],
+                float(probability[place]),
+                None if true is None else self.classes[true[place]],
+                None if score is None else float(score[place]),
+            )
+            for place, row in enumerate(rows.tolist())
+        ]
 
 
-def _knows(folds: OutOfFold, classes: tuple[str, ...]) -> bool:
-    """Whether the models know enough to doubt a label: they are better than guessing."""
-    return measure.share_interval(int(folds.wrong.sum()), len(folds.wrong))[1] < guessing(folds.labels, classes)[1]
-
-
-def _suspects(train: _Part, folds: OutOfFold, classes: tuple[str, ...]) -> list[Shown]:
-    suspect = measure.suspect_labels(folds.labels, folds.predicted, folds.probability, folds.label_probability)
-    return [
-        train.shown(
-            int(folds.rows[i]),
-            classes[folds.predicted[i]],
-            folds.probability[i],
-            picture=place < SHOWN,
-            true=classes[folds.labels[i]],
-        )
-        for place, i in enumerate(suspect)
-    ]
+def _suspects(train: _Part, folds: OutOfFold) -> list[Shown] | None:
+    """Labels that may be wrong; None if the models know too little to doubt one: no more than a guess would."""
+    error = measure.share_interval(int(folds.wrong.sum()), len(folds.wrong))[1]
+    if error >= guessing(folds.labels, train.classes)[1]:
+        return None
+    worst = measure.suspect_labels(folds.labels, folds.predicted, folds.probability, folds.label_probability)
+    return train.listed(folds.rows[worst], folds.predicted[worst], folds.probability[worst], true=folds.labels[worst])
 
 
 def _unlabeled(model: Classifier, train: _Part, split: Split, seed: int) -> Unlabeled:
@@ -335,16 +337,8 @@ def _unlabeled(model: Classifier, train: _Part, split: Split, seed: int) -> Unla
     features = penultimate(model, inputs, rows[candidates])
     if features is None:
         features = probabilities[candidates]
-    suggestions = [
-        train.shown(
-            int(rows[i]),
-            model.classes[predicted[i]],
-            probabilities[i].max(),
-            picture=place < SHOWN,
-            score=float(score[i]),
-        )
-        for place, i in enumerate(candidates[measure.diverse(features, score[candidates], most)])
-    ]
+    best = candidates[measure.diverse(features, score[candidates], most)]
+    suggestions = train.listed(rows[best], predicted[best], probabilities[best].max(axis=1), score=score[best])
     said = np.bincount(predicted, minlength=len(model.classes))
     share = 100 * float(right.mean()) if known.any() else None
     return Unlabeled(len(everything), len(rows), share, suggestions, said)
@@ -372,13 +366,8 @@ def _no_class(model: Classifier, train: _Part, data: Data, seed: int, device: st
     scores, known = measure.unlike_labeled(unlabeled, labeled, measure.unit(some.test.inputs))
     found = measure.of_no_class(scores, known)
     probabilities = predict_rows(model, train.rows.inputs, rows[found])
-    listed = [
-        train.shown(
-            int(rows[i]), model.classes[p.argmax()], p.max(), picture=place < SHOWN, score=float(scores[i])
-        )
-        for place, (i, p) in enumerate(zip(found, probabilities, strict=True))
-    ]  # fmt: skip
-    return NoClass(len(rows), listed)
+    predicted, probability = probabilities.argmax(axis=1), probabilities.max(axis=1)
+    return NoClass(len(rows), train.listed(rows[found], predicted, probability, score=scores[found]))
 
 
 def predict_rows(model: Classifier, inputs: np.ndarray, rows: Ints) -> Floats:

@@ -27,9 +27,7 @@ from mixmatch.errors import MixMatchError
 from mixmatch.methods.base import Method
 from mixmatch.presets import Kind
 from mixmatch.settings import Settings
-from mixmatch.training.device import (
-    pick_device,
-)
+from mixmatch.training.device import pick_device
 from mixmatch.training.run import Record, RunFolder
 
 
@@ -126,7 +124,14 @@ def user_data(
     return replace(data, split=replace(data.split, unlabeled=everything))
 
 
-def open_run(run: RunFolder, opener: Callable[[Settings], Data], data: str | Path | None = None) -> Data:
+def open_run(
+    run: RunFolder,
+    data: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    *,
+    strict: bool = False,
+    device: str | torch.device = "auto",
+) -> Data:
     """The data of a run that was trained, at another place if `data` is given. Data that has changed since is refused:
     it would be split anew, and the run evaluated on what it has learned from."""
     config = run.config()
@@ -139,7 +144,7 @@ def open_run(run: RunFolder, opener: Callable[[Settings], Data], data: str | Pat
             f"the data of {run.path} is not at {settings.data}: say where it is with data= (if it was a Source, only "
             "Python can open it)"
         )
-    opened = opener(settings)
+    opened = open_data(settings, data_dir, strict=strict, device=device)
     refuse_changed(run, config, opened)
     return opened
 
