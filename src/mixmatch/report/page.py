@@ -247,75 +247,63 @@ def _training(report: Report) -> str:
 
 
 def _mistakes(report: Report, evaluated: Evaluated) -> str:
-    title, shown = "Most confident mistakes", evaluated.mistakes
-    if not shown:
-        return _section(title, "", note=f"There are none: every test {report.noun} is right.", wide=True)
-    note = f"The most confident first, {len(shown):,} of {evaluated.wrong:,}. Some of the labels may be wrong."
+    shown, note = evaluated.mistakes, f"There are none: every test {report.noun} is right."
+    if shown:
+        note = f"The most confident first, {len(shown):,} of {evaluated.wrong:,}. Some of the labels may be wrong."
     texts = (
         f"predicted <b>{escape(s.predicted)}</b> {_sure(s.probability)}<br>true class <b>{escape(s.true or '')}</b>"
         for s in shown
     )
-    return _section(title, _thumbnails(report, shown, texts), note=note, wide=True)
+    return _gallery(report, "Most confident mistakes", note, shown, texts)
 
 
 def _suspects(report: Report, suspects: list[Shown]) -> str:
-    title = "Labels that may be wrong"
-    if not suspects:
-        none = f"None stands out: no labeled {report.noun} looks more like another class than that class's own do."
-        return _section(title, "", note=none, wide=True)
     shown = suspects[:SHOWN]
-    note = (
-        f"Labeled {report.noun}s that a model trained without them takes for another class, as surely as it knows that "
-        f"class's own. {_first(len(shown), len(suspects))}Most suspect first: look at them, and correct what is wrong."
-    )
+    note = f"None stands out: no labeled {report.noun} looks more like another class than that class's own do."
+    if shown:
+        first = f"These are the first {len(shown):,} of {len(suspects):,}. " if len(shown) < len(suspects) else ""
+        note = (
+            f"Labeled {report.noun}s that a model trained without them takes for another class, as surely as it knows "
+            f"that class's own. {first}Most suspect first: look at them, and correct what is wrong."
+        )
     texts = (
         f"label <b>{escape(s.true or '')}</b><br>looks like <b>{escape(s.predicted)}</b> {_sure(s.probability)}"
         for s in shown
     )
-    return _section(title, _thumbnails(report, shown, texts), note=note, wide=True)
-
-
-def _first(shown: int, of: int) -> str:
-    return f"These are the first {shown:,} of {of:,}. " if shown < of else ""
+    return _gallery(report, "Labels that may be wrong", note, shown, texts)
 
 
 def _suggestions(report: Report, unlabeled: Unlabeled) -> str:
-    title = "Worth labeling next"
-    if not unlabeled.suggestions:
-        return _section(title, "", note=f"There are no unlabeled {report.noun}s.", wide=True)
-    shown = unlabeled.suggestions[:SHOWN]
-    note = (
-        f"Unlabeled {report.noun}s {_of_sample(unlabeled)}that the model is unsure of and that differ from one "
-        "another, so that each label adds something new. Uncertainty is the entropy of the prediction: 0 is certain, "
-        "100 a plain guess. "
-    )
-    if len(unlabeled.suggestions) > len(shown):
-        note += f"These are the first {len(shown)} of {len(unlabeled.suggestions)} in label-next.csv."
-    else:
-        note += "They are listed in label-next.csv."
+    shown, note = unlabeled.suggestions[:SHOWN], f"There are no unlabeled {report.noun}s."
+    if shown:
+        first = f"These are the first {len(shown)} of {len(unlabeled.suggestions)} in label-next.csv."
+        note = (
+            f"Unlabeled {report.noun}s {_of_sample(unlabeled)}that the model is unsure of and that differ from one "
+            "another, so that each label adds something new. Uncertainty is the entropy of the prediction: 0 is "
+            "certain, 100 a plain guess. "
+            + (first if len(unlabeled.suggestions) > len(shown) else "They are listed in label-next.csv.")
+        )
     texts = (
         f"<b>{escape(s.predicted)}?</b> {_sure(s.probability)}<br>uncertainty {100 * (s.score or 0):.0f}" for s in shown
     )
-    return _section(title, _thumbnails(report, shown, texts), note=note, wide=True)
+    return _gallery(report, "Worth labeling next", note, shown, texts)
 
 
 def _no_class(report: Report, found: NoClass) -> str:
-    title, of = "May show none of your classes", f"{found.sample:,} unlabeled {report.noun}s"
-    if not found.listed:
-        none = (
-            f"It cannot be told: {of} are about as near to the labeled ones as {report.noun}s of your classes are. "
-            "There may still be some of no class."
-        )
-        return _section(title, "", note=none, wide=True)
-    shown = found.listed[:SHOWN]
+    shown, of = found.listed[:SHOWN], f"{found.sample:,} unlabeled {report.noun}s"
     note = (
-        f"A guess: {len(found.listed):,} of {of} are like other unlabeled ones but unlike everything labeled, more so "
-        f"than 95 % of the {report.noun}s of your classes. Some will be of a class after all. Likeliest first: remove "
-        "what is of no class, and label some of the others. "
+        f"It cannot be told: {of} are about as near to the labeled ones as {report.noun}s of your classes are. There "
+        "may still be some of no class."
     )
-    note += f"These are the first {len(shown)}; no-class.csv lists all." if len(shown) < len(found.listed) else ""
+    if shown:
+        note = (
+            f"A guess: {len(found.listed):,} of {of} are like other unlabeled ones but unlike everything labeled, more "
+            f"so than 95 % of the {report.noun}s of your classes. Some will be of a class after all. Likeliest first: "
+            "remove what is of no class, and label some of the others. "
+        )
+        note += f"These are the first {len(shown)}; no-class.csv lists all." if len(shown) < len(found.listed) else ""
     texts = (f"taken for <b>{escape(s.predicted)}</b> {_sure(s.probability)}" for s in shown)
-    return _section(title, _thumbnails(report, shown, texts), note=note, wide=True)
+    return _gallery(report, "May show none of your classes", note, shown, texts)
 
 
 def _plain(value: object) -> str:
@@ -354,7 +342,7 @@ def _settings(report: Report) -> str:
 # -------------------------------------------------------------------------------------------------------------- pieces
 
 
-def _section(title: str, body: str, note: str = "", wide: bool = False) -> str:
+def _section(title: str, body: str, note: str, wide: bool = False) -> str:
     intro = f'<p class="soft">{escape(_unbroken(note))}</p>' if note else ""
     kind = ' class="wide"' if wide else ""
     return f"<section{kind}><h2>{escape(title)}</h2>{intro}{body}</section>"
@@ -398,8 +386,8 @@ def _short(name: str, most: int = 18) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
-def _thumbnails(report: Report, shown: Iterable[Shown], texts: Iterable[str]) -> str:
-    """A list of images, if they have pixels, each with a text and its file or row."""
+def _gallery(report: Report, title: str, note: str, shown: Sequence[Shown], texts: Iterable[str]) -> str:
+    """A section with a list of images, if they have pixels, each with a text and its file or row."""
     items = []
     for each, text in zip(shown, texts, strict=True):
         name, image = escape(each.name if report.user_data else f"row {each.name}"), ""
@@ -407,7 +395,7 @@ def _thumbnails(report: Report, shown: Iterable[Shown], texts: Iterable[str]) ->
             tiny = ' class="tiny"' if max(each.pixels.shape[:2]) <= 32 else ""
             image = f'<img{tiny} src="{data_uri(each.pixels)}" alt="{name}">'
         items.append(f'<li>{image}<div>{text}<br><span class="file">{name}</span></div></li>')
-    return f'<ul class="thumbs">{"".join(items)}</ul>'
+    return _section(title, f'<ul class="thumbs">{"".join(items)}</ul>' if items else "", note=note, wide=True)
 
 
 def data_uri(pixels: np.ndarray) -> str:
