@@ -182,13 +182,9 @@ def _unknown(name: str, method: str, known: list[str], of_object: bool) -> MixMa
     others = [other for other in methods.METHODS if name in methods.declared(other)]
     if others:
         own = ", ".join(f"{each}=" for each in known if each not in of_run())
-        more = f"; its own are {own}" if own else ""
-        return MixMatchError(f"method '{method}' has no setting {name}= ({', '.join(others)} {_have(others)} it){more}")
+        more, have = f"; its own are {own}" if own else "", "has" if len(others) == 1 else "have"
+        return MixMatchError(f"method '{method}' has no setting {name}= ({', '.join(others)} {have} it){more}")
     return unknown("setting", name, known)
-
-
-def _have(names: list[str]) -> str:
-    return "has" if len(names) == 1 else "have"
 
 
 def check(settings: Settings) -> Settings:
@@ -199,14 +195,9 @@ def check(settings: Settings) -> Settings:
     if values["batch_size"] % values["groups"]:
         raise MixMatchError(f"groups={values['groups']} must divide batch_size={values['batch_size']}")
     if not values["method"].startswith(methods.CUSTOM):
-        known = methods.declared(values["method"])
         given = values["method_settings"]
-        for name in given:
-            if name not in known:
-                raise unknown("setting", name, known, of=f"method '{values['method']}'")
-        values["method_settings"] = {
-            name: value if isinstance(value, PartOfSteps) else known[name].check(value) for name, value in given.items()
-        }
+        plain = {name: value for name, value in given.items() if not isinstance(value, PartOfSteps)}
+        values["method_settings"] = {**given, **methods.checked(values["method"], plain)}
     return dataclasses.replace(settings, **values)
 
 
@@ -269,14 +260,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:56]} ..."
 
 
-def _text(path: Path) -> str:
-    """A file that the user names; from a shell's <(...) it is a pipe."""
-    if path.is_relative_to("/dev"):
-        with path.open("rb") as pipe:
-            return pipe.read(MOST_JSON).decode()
-    return read_plain(path, MOST_JSON, follow=True).decode()
-
-
 def read_file(path: Path, method: str | Method | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings in a file, and how it says user data is read: a run's config.json, or TOML. If another `method` is
     given than the file's, a run's settings of its method are left out. A setting that a run did not have yet is at its
@@ -289,7 +272,11 @@ def read_file(path: Path, method: str | Method | None = None) -> tuple[dict[str,
         lambda_u = 75.0
     """
     try:
-        text = _text(path)
+        if path.is_relative_to("/dev"):  # from a shell's <(...) it is a pipe
+            with path.open("rb") as pipe:
+                text = pipe.read(MOST_JSON).decode()
+        else:
+            text = read_plain(path, MOST_JSON, follow=True).decode()
         content = tomllib.loads(text) if path.suffix.lower() == ".toml" else parse_json(text)
     except OSError as error:
         raise MixMatchError(f"{path} cannot be read: {error.strerror}") from None

@@ -75,8 +75,13 @@ def declared(name: str) -> dict[str, Setting]:
 
 def build(name: str, values: Mapping[str, Any]) -> Method:
     """Make a method with these settings, which are checked; the others are at their defaults."""
-    cls, known = find(name), declared(name)
+    return find(name)(**checked(name, values))
+
+
+def checked(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a method in their declared types, or an error that names the one that is wrong."""
+    known = declared(name)
     for given in values:
         if given not in known:
             raise unknown("setting", given, known, of=f"method '{name}'")
-    return cls(**{given: known[given].check(value) for given, value in values.items()})
+    return {given: known[given].check(value) for given, value in values.items()}

@@ -79,21 +79,17 @@ def make_record(
         "settings": settings.to_dict(),
         "split": {"hash": split.hash, **split.counts()},
         "curve": [{"step": m["step"], "error": m["test_error"]} for m in metrics if "test_error" in m],
-        "hardware": {**hardware(device, threads), **({"machines": machines} if machines and len(machines) > 1 else {})},
+        "hardware": {
+            "device": device.type,
+            "name": machine_name(device),
+            "threads": threads or torch.get_num_threads(),
+            "cores": os.cpu_count(),
+            **({"machines": machines} if machines and len(machines) > 1 else {}),
+        },
         "engine": engine,
         "versions": versions(),
     }
     return RunRecord(record)
-
-
-def hardware(device: torch.device, threads: int | None = None) -> dict[str, Any]:
-    """What the run ran on, when it ended."""
-    return {
-        "device": device.type,
-        "name": machine_name(device),
-        "threads": threads or torch.get_num_threads(),
-        "cores": os.cpu_count(),
-    }
 
 
 def machine_name(device: torch.device) -> str:
@@ -117,18 +113,16 @@ def on_machines(earlier: list[Record] | None, step: int, device: torch.device) -
 
 def versions() -> dict[str, str | None]:
     """What software made the numbers; outside a git checkout `commit` is MIXMATCH_COMMIT, if that is set."""
+    commit, named = _commit(Path(__file__).parents[1]), os.environ.get("MIXMATCH_COMMIT")
+    if commit is None and named:
+        commit = f"{named} (from MIXMATCH_COMMIT, not verified)"
     return {
         "mixmatch": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "commit": _commit(Path(__file__).parents[1]) or _unverified(os.environ.get("MIXMATCH_COMMIT")),
+        "commit": commit,
     }
-
-
-def _unverified(commit: str | None) -> str | None:
-    """From MIXMATCH_COMMIT; we cannot verify it."""
-    return f"{commit} (from MIXMATCH_COMMIT, not verified)" if commit else None
 
 
 def _commit(package: Path) -> str | None:
