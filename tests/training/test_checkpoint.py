@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fitting import fit
 from torch import Tensor, nn
 
 from forks import Fork
@@ -25,7 +26,6 @@ from mixmatch.errors import MixMatchError
 from mixmatch.settings import resolve
 from mixmatch.training import checkpoint
 from mixmatch.training.checkpoint import Checkpoint, Damaged, list_checkpoints, load, save
-from mixmatch.training.loop import fit
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunFolder
 from mixmatch.training.tensors import to_bytes

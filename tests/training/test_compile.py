@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fitting import fit
 from torch import Tensor, nn
 
 from mixmatch import networks
@@ -23,7 +24,6 @@ from mixmatch.methods import METHODS
 from mixmatch.settings import resolve
 from mixmatch.training import compile as fast
 from mixmatch.training import trainer as engine
-from mixmatch.training.loop import fit
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunFolder
 from mixmatch.training.session import averaged

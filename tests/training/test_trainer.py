@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fitting import fit
 from torch import Tensor, nn
 
 from mixmatch.data.pool import Pool
@@ -27,7 +28,6 @@ from mixmatch.settings import resolve
 from mixmatch.training import checkpoint, loop
 from mixmatch.training import trainer as engine
 from mixmatch.training.evaluate import reported_error
-from mixmatch.training.loop import fit
 from mixmatch.training.progress import Quiet
 from mixmatch.training.run import RunFolder
 from mixmatch.training.stop import Interrupted
@@ -766,7 +766,7 @@ LARGE = """if True:
     from mixmatch.data.source import Rows, Source
     from mixmatch.data.split import make_split
     from mixmatch.settings import resolve
-    from mixmatch.training.loop import fit
+    from fitting import fit
     from mixmatch.training.progress import Quiet
     from mixmatch.training.run import RunFolder
     from mixmatch.training.trainer import Trainer
@@ -809,7 +809,7 @@ def test_training_from_a_mapped_file_does_not_hold_it_in_memory(tmp_path: Path) 
     np.resize(np.random.default_rng(0).integers(0, 256, 10**6, np.uint8), rows * 3072).tofile(tmp_path / "images")
     child = subprocess.run(
         [sys.executable, "-c", LARGE, str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=False,

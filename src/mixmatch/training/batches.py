@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -48,29 +50,27 @@ class Batches:
         return draws
 
     def _draw(self, step: int) -> Draws:
-        objective, seed, size = self.objective, self.settings.seed, self._size
-        method, views = objective.method, objective.method.views
+        method, weak, strong = self.objective.method, self.objective.weak, self.objective.strong
+        size, count = self._size, method.ratio * self._size
         draws: Draws = {"labeled": self._split.labeled[self._labeled.rows(step)]}
-        for name, draw in objective.weak.draw(generator(seed, "augment labeled", step), 1, size).items():
-            draws[f"x/{name}"] = draw
+
+        def add(prefix: str, stream: str, draw: Callable[..., Draws], *sizes: int) -> None:
+            drawn = draw(generator(self.settings.seed, stream, step), *sizes)
+            draws.update({f"{prefix}/{name}": values for name, values in drawn.items()})
+
+        add("x", "augment labeled", weak.draw, 1, size)
         if method.strong_labeled:
-            rng = generator(seed, "augment labeled strongly", step)
-            draws.update({f"xs/{name}": draw for name, draw in objective.strong.draw(rng, 1, size).items()})
-        if views:
+            add("xs", "augment labeled strongly", strong.draw, 1, size)
+        if method.views:
             draws["rows"] = self._unlabeled.rows(step)
             draws["unlabeled"] = self._split.unlabeled[draws["rows"]]
-            count = method.ratio * size
-            if weak := views.count("weak"):
-                rng = generator(seed, "augment unlabeled", step)
-                draws.update({f"u/{name}": draw for name, draw in objective.weak.draw(rng, weak, count).items()})
-            if strong := views.count("strong"):
-                rng = generator(seed, "augment unlabeled strongly", step)
-                draws.update({f"s/{name}": draw for name, draw in objective.strong.draw(rng, strong, count).items()})
-        if isinstance(objective.strong, Adaptive):
-            for name, draw in objective.strong.draw_probe(generator(seed, "probe", step), size).items():
-                draws[f"probe/{name}"] = draw
-        for name, draw in method.draw(generator(seed, "method", step), size).items():
-            draws[f"method/{name}"] = draw
+            if views := method.views.count("weak"):
+                add("u", "augment unlabeled", weak.draw, views, count)
+            if views := method.views.count("strong"):
+                add("s", "augment unlabeled strongly", strong.draw, views, count)
+        if isinstance(strong, Adaptive):
+            add("probe", "probe", strong.draw_probe, size)
+        add("method", "method", method.draw, size)
         return draws
 
     def chunk(self, first: int, count: int, graphed: bool) -> dict[str, Tensor]:

@@ -41,13 +41,11 @@ def choose_features(device: str) -> Choice:
 
 def weights_are_here(name: str) -> bool:
     """Whether timm has downloaded the weights of a model before. Nothing is downloaded to find out."""
-    if importlib.util.find_spec("timm") is None or importlib.util.find_spec("huggingface_hub") is None:
-        return False
     try:
         timm: Any = importlib.import_module("timm")
         hub: Any = importlib.import_module("huggingface_hub")
         place = timm.get_pretrained_cfg(name.removeprefix("timm:")).hf_hub_id
         found = hub.try_to_load_from_cache(place, "model.safetensors")
-    except Exception:  # a damaged install is not worth a run: basic features need none of it
+    except Exception:  # none, or a damaged install, which is not worth a run: basic features need none of it
         return False
     return isinstance(found, str)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Generator
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +18,6 @@ from mixmatch.training.run import Ended, Record, RunFolder
 from mixmatch.training.stop import Interrupted, Stop
 from mixmatch.training.trainer import CHUNK, NotFinite, Trainer
 from mixmatch.training.watch import Watch
-
-T = TypeVar("T")
 
 CHECKPOINT_SECONDS = 60.0
 """How much work may be lost to a crash, if nothing else is asked for."""
@@ -230,26 +228,3 @@ class Readings:
             names, values, _ = self._sent.pop(0)
             self._latest = dict(zip(names, values.tolist(), strict=True))
         return self._latest
-
-
-def fit(
-    trainer: Trainer,
-    run: RunFolder,
-    reporter: Reporter,
-    resume: Checkpoint | None = None,
-    checkpoint_every: int | None = None,
-) -> float:
-    """Train to the end, evaluating and saving on the way. Returns the seconds it took, all sittings together."""
-    stop = Stop()
-    with stop.listening():
-        return finish(Loop(trainer, run, reporter, stop, resume, checkpoint_every).turns())
-
-
-def finish(work: Generator[None, None, T]) -> T:
-    """Run a generator to its end; return what it returns."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            result: T = end.value
-            return result

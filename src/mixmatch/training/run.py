@@ -275,11 +275,21 @@ class RunFolder:
         return MixMatchError(f"{self.path / name} {is_damaged} ({why}): {self._way_out(name)}")
 
     def _way_out(self, name: str) -> str:
+        """What can still be used of a run whose file `name` is damaged, and what to do."""
         model = self.model if name != self.model.name and self.model.is_file() else None
-        newest = None
+        again, anew = "start again in another folder with out=", None
         with suppress(OSError):
-            newest = next((path.name for path in checkpoint.list_checkpoints(self.checkpoints)), None)
-        return damage.way_out(name, model, newest)
+            for newest in checkpoint.list_checkpoints(self.checkpoints)[:1]:
+                anew = f"resume=True with checkpoint={newest.name} writes it anew"
+        alone = f"the model still works on its own, give {model} in place of the folder"
+        if name == self.model.name:
+            return anew or again
+        if name == damage.ITSELF:
+            return "; ".join([*([alone] if model else []), anew or again])
+        if name == "metrics.jsonl":
+            works = "predict, evaluate and export still work; to train on or to report, " if model or anew else ""
+            return f"{works}{again}"
+        return f"{alone}; to train on, restore the file or {again}" if model else f"restore the file, or {again}"
 
     def metrics(self) -> list[Record]:
         """The evaluations so far. A last line cut short by a crash does not count."""

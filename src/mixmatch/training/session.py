@@ -102,7 +102,7 @@ def prepare(
         world=world,
     )
     if alone:
-        trainer.queue_note("a network with randomness of its own is not graphed next to other runs: it trains slower")
+        trainer.note("a network with randomness of its own is not graphed next to other runs: it trains slower")
     return trainer
 
 
@@ -220,9 +220,9 @@ def _running(
             compile=speed.compile, graph=speed.graph, threads=count, world=world,
         )  # fmt: skip
         if work.note and not began:
-            trainer.queue_note(work.note)
+            trainer.note(work.note)
         if world.size > 1 and restarts_may_fail():
-            trainer.queue_note(f"restarts may fail: set {STALE_ADDRESSES}=1 before torchrun")
+            trainer.note(f"restarts may fail: set {STALE_ADDRESSES}=1 before torchrun")
         world.barrier()  # all have looked at the folder before it changes
         if not world.leads:
             return (yield from _following(trainer, run, stop, job, began))

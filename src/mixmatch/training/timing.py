@@ -164,7 +164,8 @@ def measure(
         settings = settings_.resolve(user.name, {"method": method, "features": features}, kind)
         settings = completed(settings, lambda name: False, data.source, device, kind)
         counted = None if progress is None else lambda n, before=done: progress(before + n)
-        result = trial(settings, _fewer_tests(data), device, until=began + share * BUDGET, progress=counted)
+        fewer = replace(data, split=replace(data.split, test=data.split.test[:TEST_ROWS]))
+        result = trial(settings, fewer, device, until=began + share * BUDGET, progress=counted)
         done += result.taken
         return replace(result, evaluation=result.evaluation * max(1.0, len(data.split.test) / TEST_ROWS))
 
@@ -243,10 +244,6 @@ def _embedded(data: Data, settings: Settings, device: torch.device) -> tuple[Dat
     images = len(rows) * settings.views + len(test)
     total = len(data.source.train) * settings.views + len(data.source.test)
     return sample, (time.perf_counter() - began) * total / images
-
-
-def _fewer_tests(data: Data) -> Data:
-    return replace(data, split=replace(data.split, test=data.split.test[:TEST_ROWS]))
 
 
 def _with_rows(trial: Trial, left_out: int) -> Trial:

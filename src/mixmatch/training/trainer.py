@@ -86,16 +86,18 @@ class Trainer:
             shape, pad=settings.pad, flip=settings.flip, noise=settings.noise, mask=settings.mask,
             choices=inputs.shape[1] if source.train.views is not None else 0,
         )  # fmt: skip
-        strong = strong_augmentation(weak, shape, settings.strong if _uses_strong(method) else "cutout")
+        uses_strong = "strong" in method.views or method.strong_labeled
+        strong = strong_augmentation(weak, shape, settings.strong if uses_strong else "cutout")
         self.objective = Objective(method, weak, strong, len(source.classes), settings.steps)
         if method.heads:
             sizes = {name: size or len(source.classes) for name, size in method.heads.items()}
             network = WithHeads(network, sizes)
         network = network.to(device).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         graphed = graph and device.type == "cuda"
-        self.note: Callable[[str], None] = lambda text: None
-        """Receives messages for the user, such as that the network cannot be compiled."""
         self._queued: list[str] = []
+        self.note: Callable[[str], None] = self._queued.append
+        """Receives messages for the user, such as that the network cannot be compiled. They wait until `send_notes_to`
+        says where to."""
         kernels = self._kernels(network) if graphed else None
         self.model = Model(network, settings.ema_decay, settings.precision, kernels)
         self.rate = torch.tensor(settings.learning_rate, device=device)
@@ -157,7 +159,7 @@ class Trainer:
             return None
         error = cuda.problem(network, shape, images, self.device)
         if error is not None:
-            self._queued.append(f"the kernels for this network do not run here ({reason(error)}): others are used")
+            self.note(f"the kernels for this network do not run here ({reason(error)}): others are used")
         return shape if error is None else None
 
     def _data_info(self) -> DataInfo:
@@ -202,13 +204,8 @@ class Trainer:
 
     def take_step(self, x: Tensor, u: Tensor | None, draws: Tensors, ema_share: Tensor | None = None) -> None:
         """Loss, gradient, optimizer, moving average, the method's state; sums of the metrics stay on the device."""
-        self.optimizer.zero_grad(set_to_none=True)
-        taken = self.loss(x, u, draws)
-        if not self._metrics:
-            self._check_step(taken)
-        loss, metrics, state = taken
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._end_step(loss.detach(), metrics, state, draws["step"], ema_share)
+        loss, metrics, state = self._gradients(x, u, draws)
+        self._end_step(loss, metrics, state, draws["step"], ema_share)
 
     def take_groups(self, groups: Sequence[Rows], ema_share: Tensor | None = None) -> None:
         """A step over the groups of its batch, of which these are this process's.
@@ -225,15 +222,10 @@ class Trainer:
             if number > 0:
                 for alike, values in zip(by_type(buffers), by_type(before), strict=True):
                     torch._foreach_copy_(alike, values)
-            self.optimizer.zero_grad(set_to_none=True)
-            taken = self.loss(x, u, draws)
-            if not self._metrics:
-                self._check_step(taken)
-            loss, metrics, state = taken
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss, metrics, state = self._gradients(x, u, draws)
             learned = [p for p in network.parameters() if p.grad is not None]
             gradients = [p.grad for p in learned if p.grad is not None]
-            total.add([*gradients, *running, loss.detach(), *map(self._scalar, metrics.values())])
+            total.add([*gradients, *running, loss, *map(self._scalar, metrics.values())])
             states += [dict(zip(state, values, strict=True)) for values in self.world.gather(list(state.values()))]
         means = iter(total.mean(self.settings.groups))
         for parameter in learned:
@@ -243,6 +235,15 @@ class Trainer:
         loss, *values = means
         state = self.objective.combine(self.state, states)
         self._end_step(loss, dict(zip(metrics, values, strict=True)), state, draws["step"], ema_share)
+
+    def _gradients(self, x: Tensor, u: Tensor | None, draws: Tensors) -> Step:
+        """The loss, a constant now, and what else the method returns; the parameters have its gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+        step = self.loss(x, u, draws)
+        if not self._metrics:
+            self._check_step(step)
+        step.loss.backward()  # type: ignore[no-untyped-call]
+        return step._replace(loss=step.loss.detach())
 
     def _end_step(self, loss: Tensor, metrics: Metrics, state: Tensors, step: Tensor, ema_share: Tensor | None) -> None:
         self.optimizer.step()
@@ -349,12 +350,8 @@ class Trainer:
             "backend": self.world.backend,
         }
 
-    def queue_note(self, text: str) -> None:
-        """A message for the user, for when there is someone to show it."""
-        self._queued.append(text)
-
     def send_notes_to(self, note: Callable[[str], None]) -> None:
-        """Send messages for the user to `note` from now on, queued ones first."""
+        """Send messages for the user to `note` from now on, those that wait first."""
         self.note = note
         while self._queued:
             note(self._queued.pop(0))
@@ -452,10 +449,6 @@ class Trainer:
             self._graph = self._graphed()
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
-
-
-def _uses_strong(method: Method) -> bool:
-    return "strong" in method.views or method.strong_labeled
 
 
 def _shapes(tensors: Tensors) -> dict[str, torch.Size]:
