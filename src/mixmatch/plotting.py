@@ -62,11 +62,11 @@ def span(axes: Any, low: float, high: float, log: bool) -> None:
 
 def name_line_ends(axes: Any, ends: Sequence[tuple[float, str, str]], gap: float, **look: Any) -> None:
     """Write each (height, text, color) to the right of the axes, whose limits are set already. A text is at least `gap`
-    of the axes' height above the one below it."""
+    of the axes' height above the one below it, or on a log scale `gap` times as high."""
     low, high = axes.get_ylim()
-    place = -math.inf
+    place, log = -math.inf, axes.get_yscale() == "log"
     for end, text, color in sorted(ends):
-        place = max(end, place + gap * (high - low))
+        place = max(end, place * gap if log else place + gap * (high - low))
         where: Any = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
         axes.annotate(text, (1.01, place), color=color, **where, **look)
 

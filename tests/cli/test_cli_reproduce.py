@@ -130,7 +130,7 @@ def test_the_precision_and_the_students_are_listed(call: Call, monkeypatch: pyte
         (["label-guessing", "--run", "nowhere"], "error: nowhere is not a run folder"),
         (["cifar10", "--methods", "mixmach"], "error: unknown method 'mixmach': did you mean 'mixmatch'?"),
         (["stl10", "--methods", "vat"], "error: method 'vat' is not in this table (it has: mixmatch)"),
-        (["stl10", "--labels", "many"], "error: --labels many must be a number or 'all'"),
+        (["stl10", "--labels", "many"], "error: --labels 'many' must be a whole number of at least 1 or 'all'"),
         (["stl10", "--labels", "all"], "error: nothing to run"),
         (["stl10", "--steps", "0"], "error: --steps 0 must be"),
         (["stl10", "--part", "0/3"], "error: --part 0/3 must be K/N, part K of N: 1/20, 2/20, ..., 20/20"),

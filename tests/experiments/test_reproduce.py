@@ -21,7 +21,7 @@ from mixmatch.data.opened import Data
 from mixmatch.errors import MixMatchError
 from mixmatch.experiments import records, reproduce
 from mixmatch.experiments.paper_tables import table_markdown
-from mixmatch.experiments.reproduce import Planned, estimate, find_table, finished, plan, run_all, state
+from mixmatch.experiments.reproduce import Planned, estimate, finished, plan, run_all, state
 from mixmatch.experiments.tables import TABLES, Row, Table, Target
 from mixmatch.settings import Settings, resolve
 from mixmatch.training.progress import Quiet
@@ -320,12 +320,6 @@ def test_what_cannot_be_planned(options: dict[str, Any], message: str) -> None:
     with pytest.raises(MixMatchError) as caught:
         plan(TABLES["cifar10"], **options)
     assert str(caught.value).startswith(message)
-
-
-def test_unknown_tables_name_the_nearest() -> None:
-    assert find_table("svhn") is TABLES["svhn"]
-    with pytest.raises(MixMatchError, match=r"^unknown table 'ablaton': did you mean 'ablation'\?"):
-        find_table("ablaton")
 
 
 def test_runs_that_serve_two_tables_have_one_name() -> None:

@@ -147,7 +147,7 @@ def test_a_noise_seed_is_warned_about(call):
     [
         (("teachers", "digits", "--teachers", 1298), "1,297 private images cannot be cut into 1,298 shards"),
         (("teachers", "digits", "--teachers", 2, "--method", "mixmatch"), "needs unlabeled images"),
-        (("teachers", "digits", "--teachers", 2, "--labels", "x"), "--labels x must be a number"),
+        (("teachers", "digits", "--teachers", 2, "--labels", "x"), "--labels 'x' must be a whole number"),
         (("teachers", "digit", "--teachers", 2), "'digit' is neither a data set nor a file or folder"),
         (("student", "--data", "digits-test"), "needs the teachers' answers: give --answers"),
         (("student",), "test_32x32.mat"),

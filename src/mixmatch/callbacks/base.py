@@ -99,8 +99,8 @@ class Events(Reporter):
                 callback.started(run)
             except Exception as error:
                 raise MixMatchError(
-                    f"the callback {_name(callback)} could not start ({_described(error)}): nothing was trained; "
-                    "correct it, or leave it out of callbacks="
+                    f"the callback {type(callback).__name__} could not start ({_described(error)}): nothing was "
+                    "trained; correct it, or leave it out of callbacks="
                 ) from error
             self._following.append(callback)
 
@@ -129,8 +129,8 @@ class Events(Reporter):
             except Exception as error:
                 self._following.remove(callback)
                 warnings.warn(
-                    f"the callback {_name(callback)} failed and gets no more events of this run, which goes on: "
-                    f"{_described(error)}",
+                    f"the callback {type(callback).__name__} failed and gets no more events of this run, which goes "
+                    f"on: {_described(error)}",
                     stacklevel=2,
                 )
 
@@ -149,10 +149,6 @@ def following(callbacks: Sequence[Callback], folder: Path) -> Iterator[Events]:
     except BaseException as error:
         events.stop(error)
         raise
-
-
-def _name(callback: Callback) -> str:
-    return type(callback).__name__
 
 
 def _is_number(value: object) -> bool:

@@ -120,16 +120,6 @@ def _option(setting: Setting, panel: Panel) -> inspect.Parameter:
     return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def parse_labels(value: str | None) -> int | str | None:
-    """A number of labels, or 'all'."""
-    if value is None or value == "all":
-        return value
-    try:
-        return int(value.replace(",", "").replace("_", ""))
-    except ValueError:
-        raise MixMatchError(f"--labels {value} must be a number or 'all'") from None
-
-
 def parse_part(value: str | None) -> slice:
     """Which runs of a list are a part of it: every N-th, so that parts are alike.
 

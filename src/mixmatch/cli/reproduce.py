@@ -19,7 +19,6 @@ from mixmatch.cli.options import (
     RayCluster,
     Strict,
     console,
-    parse_labels,
     parse_part,
     print_json,
     say,
@@ -29,11 +28,11 @@ from mixmatch.cli.options import (
 from mixmatch.errors import MixMatchError, explaining, unknown
 from mixmatch.execution.executor import executor_for
 from mixmatch.experiments import figures, paper_tables, records
-from mixmatch.experiments.reproduce import Planned, choose, estimate, find_table, finished, plan, run_all, state
+from mixmatch.experiments.reproduce import Planned, choose, estimate, finished, plan, run_all, state
 from mixmatch.experiments.tables import TABLES
-from mixmatch.settings import Precision
+from mixmatch.settings import Precision, of_run
 from mixmatch.storage import replace_durably
-from mixmatch.text import duration
+from mixmatch.text import count, duration
 from mixmatch.training.device import pick_device
 from mixmatch.training.opening import open_run
 from mixmatch.training.run import Record, RunFolder
@@ -97,16 +96,16 @@ def reproduce(
         return
     if table not in TABLES:
         raise unknown("table", table, [*TABLES, FIGURE])
-    chosen = find_table(table)
-    counts: list[Any] = [parse_labels(count) for count in labels]
+    chosen = TABLES[table]
+    counts: list[Any] = [of_run()["labels"].parse(number) for number in labels]
     if passes is not None and any(row.method != "mixmatch" for row, _ in choose(chosen, counts, methods, split)):
         raise MixMatchError("--passes is for MixMatch: add --methods mixmatch")
     settings = {} if passes is None else {"passes": passes}
     runs = plan(chosen, counts, methods, seeds, steps, split, precision, **settings)[parse_part(part)]
     executor = executor_for(ray)
-    extra = [count for count in counts if all(count not in row.targets for row in chosen.rows)]
-    for count in extra:
-        say(f"the paper has no number for {count} labels: there will be nothing to compare with")
+    extra = [number for number in counts if all(number not in row.targets for row in chosen.rows)]
+    for number in extra:
+        say(f"the paper has no number for {number} labels: there will be nothing to compare with")
     if dry_run:
         _list(table, runs, out, results, device, as_json)
         return
@@ -134,7 +133,7 @@ def _report(
     name: str, known: list[Record], ours: list[Record], extra: list[Any], steps: int | None, results: Path
 ) -> str:
     """Write the table, and the figure it has, and return the text."""
-    table = find_table(name)
+    table = TABLES[name]
     parts = [f"# {table.title}", paper_tables.LEGEND, paper_tables.table_markdown(table, known, extra, steps)]
     if others := paper_tables.not_in([table], ours, extra, steps):
         parts += ["## Other runs", paper_tables.OTHER, *paper_tables.other_runs(others)]
@@ -180,8 +179,7 @@ def _list(name: str, runs: list[Planned], out: Path, results: Path, device: str,
     left = sum(row["seconds"] for row in rows if row["state"] != "finished")
     console().print(screen)
     console().print("\n".join(settings), soft_wrap=True, markup=False)
-    runs_text = "1 run" if len(rows) == 1 else f"{len(rows)} runs"
-    console().print(f"{runs_text}, about {duration(left)} left on this machine, by a short trial")
+    console().print(f"{count(len(rows), 'run')}, about {duration(left)} left on this machine, by a short trial")
 
 
 def _label_guessing(run: Path | None, results: Path, data_dir: Path | None, device: str) -> None:

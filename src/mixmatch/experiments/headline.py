@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mixmatch import plotting
 from mixmatch.data import SOURCES
@@ -151,14 +151,5 @@ def draw(records: Sequence[Record], path: Path) -> None:
     title = f"{SOURCES[data].title}, {labels} labels: a line per seed; dotted, what was published after all steps"
     axes.set_title(title, loc="left", fontsize=10)
     plotting.tidy(axes)
-    _name_ends(axes, ends)
+    plotting.name_line_ends(axes, ends, gap=1.22, fontsize=8.5)
     plotting.save(figure, path)
-
-
-def _name_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Beside the axes, whose scale is logarithmic: each text is a fifth above the one below."""
-    place = 0.0
-    for end, text, color in sorted(ends):
-        place = max(end, place * 1.22)
-        where: Any = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
-        axes.annotate(text, (1.01, place), color=color, fontsize=8.5, **where)

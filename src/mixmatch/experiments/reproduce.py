@@ -18,7 +18,7 @@ from mixmatch.declare import settings_of
 from mixmatch.errors import MixMatchError, explaining, unknown
 from mixmatch.execution.executor import Executor, Here
 from mixmatch.experiments import records as records_
-from mixmatch.experiments.tables import TABLES, Row, Table, label_count
+from mixmatch.experiments.tables import Row, Table, label_count
 from mixmatch.methods import METHODS
 from mixmatch.settings import Labels, Precision, Settings, flat, of_run
 from mixmatch.training import progress
@@ -48,12 +48,6 @@ class Planned:
         chosen = {n: v for n, v in flat(s).items() if n not in declared or v != declared[n].default}
         name = records_.file_name({**record, "settings": chosen}).removesuffix(".json")
         return name if self.precision is None else f"{name}-{self.precision}"
-
-
-def find_table(name: str) -> Table:
-    if name not in TABLES:
-        raise unknown("table", name, TABLES)
-    return TABLES[name]
 
 
 def choose(
@@ -143,8 +137,8 @@ def run_all(
         records_folder.mkdir(parents=True, exist_ok=True)
     records = records_.load_all(records_folder, warn=lambda message: None)
     numbers, heads, todo = {}, {}, {}
-    for number, run in enumerate(runs, 1):
-        numbers[run.name] = f"{number}/{len(runs)}"
+    for place, run in enumerate(runs, 1):
+        numbers[run.name] = f"{place}/{len(runs)}"
         count = label_count(run.settings.labels)
         heads[run.name] = f"[{numbers[run.name]}] {run.row.name}, {count} labels, seed {run.settings.seed}"
         if finished(run, records):
@@ -152,22 +146,6 @@ def run_all(
         else:
             todo[run.name] = run
     waiting = list(todo.values())
-    failed: list[tuple[Planned, str]] = []
-
-    def ended(number: int, outcome: Record | Exception) -> None:
-        run = waiting[number]
-        if isinstance(outcome, Exception):  # the other runs continue
-            reason = str(outcome) if isinstance(outcome, MixMatchError) else f"{type(outcome).__name__}: {outcome}"
-            say(f"{heads[run.name]}: failed: {reason}")
-            failed.append((run, reason))
-            return
-        try:
-            records_.save(outcome, records_folder)
-        except OSError as error:
-            reason = f"its record cannot be written to {records_folder} ({error.strerror or error})"
-            say(f"{heads[run.name]}: {reason}: free some space and start again; finished runs are not trained again")
-            failed.append((run, reason))
-
     # Rows may differ in a setting that a progress bar does not show, such as K: the number tells them apart.
     work = []
     for run in waiting:
@@ -175,9 +153,20 @@ def run_all(
         out = runs_folder / run.name
         job = Job(run.settings, out, given, resume=True, device=device, data_dir=data_dir, strict=strict)
         work.append(Work(job, reporter=reporter() if reporter else progress.on_stderr(f" {numbers[run.name]}")))
-    executor = executor or Here(side_by_side)
+    executor, failed = executor or Here(side_by_side), list[tuple[Planned, str]]()
     for number, outcome in executor.run(work, started=lambda number: say(heads[waiting[number].name])):
-        ended(number, outcome)
+        run = waiting[number]
+        if isinstance(outcome, Exception):  # the other runs continue
+            reason = str(outcome) if isinstance(outcome, MixMatchError) else f"{type(outcome).__name__}: {outcome}"
+            say(f"{heads[run.name]}: failed: {reason}")
+            failed.append((run, reason))
+            continue
+        try:
+            records_.save(outcome, records_folder)
+        except OSError as error:
+            reason = f"its record cannot be written to {records_folder} ({error.strerror or error})"
+            say(f"{heads[run.name]}: {reason}: free some space and start again; finished runs are not trained again")
+            failed.append((run, reason))
     return failed
 
 

@@ -7,18 +7,10 @@ from typing import Annotated
 
 import typer
 
-from mixmatch.cli.options import (
-    Json,
-    Part,
-    Strict,
-    console,
-    expand_options,
-    parse_labels,
-    parse_part,
-    print_json,
-)
+from mixmatch.cli.options import Json, Part, Strict, console, expand_options, parse_part, print_json
 from mixmatch.cli.pate.options import BatchSize, Network, TrainOptions, show_part
 from mixmatch.privacy.teachers import STEPS, Plan, train_part, train_teachers
+from mixmatch.settings import of_run
 from mixmatch.training.progress import Quiet
 
 
@@ -81,7 +73,7 @@ def teachers(
         queries,
         seed,
         contiguous,
-        labels=parse_labels(labels) or "all",
+        labels=of_run()["labels"].parse(labels),
         image_size=image_size,
         settings={
             "method": method,
