@@ -218,7 +218,7 @@ def five(way: str, folder: Path, args: argparse.Namespace) -> Row:
     if way == "ray":
         ray = connect("local")
         share = share_of(ray, {args.device})
-        ray.get(ray.remote(**share.options)(nothing).remote())
+        ray.get(ray.remote(**share.needs)(nothing).remote())
         start = time.perf_counter() - began
     executor = Here() if way == "here" else Ray("local")
     outcomes = dict(executor.run(work))

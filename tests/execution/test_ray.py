@@ -60,7 +60,7 @@ def test_a_node_is_lost(
     out, err = capfd.readouterr()
     assert out == ""
     assert "(raylet" in err
-    assert share_of(connect(cluster.address), {"auto"}).threads == 1
+    assert share_of(connect(cluster.address), {"auto"}).cores == 1
     assert Ray(cluster.address).places("auto") in (1, 2)  # the lost one may be counted for a while
     assert sorted(begun) == [0, 1, 2]
     error = outcomes.pop(2)

@@ -34,13 +34,17 @@ SAVE_SECONDS = 60.0
 """How long runs that are asked to stop may take to save."""
 
 
-class Share(NamedTuple):
-    """What a task gets, and how many such there are in the cluster."""
+class Place(NamedTuple):
+    """What a task or a process gets, and how many such the cluster has room for."""
 
     device: str
-    options: dict[str, float]
-    threads: int | None
+    cores: int
     places: int
+
+    @property
+    def needs(self) -> dict[str, int]:
+        """As Ray's options."""
+        return {"num_cpus": self.cores, "num_gpus": int(self.device == "cuda")}
 
 
 class Ray(Elsewhere):
@@ -52,18 +56,18 @@ class Ray(Elsewhere):
         self._address = address
 
     def places(self, device: str) -> int:
-        share = share_of(connect(self._address), {device})
-        return max(1, share.places) * (1 if share.device == "cpu" else SIDE_BY_SIDE)
+        place = share_of(connect(self._address), {device})
+        return max(1, place.places) * (1 if place.device == "cpu" else SIDE_BY_SIDE)
 
     @contextmanager
     def sending(self, jobs: Sequence[tuple[int, Job]]) -> Iterator[Answers]:
         ray = connect(self._address)
-        share = share_of(ray, {job.device for _, job in jobs})
-        limit = 1 if share.device == "cpu" else None
-        task = ray.remote(**share.options, max_retries=RETRIES)(do)
+        place = share_of(ray, {job.device for _, job in jobs})
+        limit, threads = (1, place.cores) if place.device == "cpu" else (None, None)
+        task = ray.remote(**place.needs, max_retries=RETRIES)(do)
         sent = {
-            task.remote(worker.order(group, share.device, share.threads)): [number for number, _ in group]
-            for group in worker.group(jobs, share.places, limit)
+            task.remote(worker.order(group, place.device, threads)): [number for number, _ in group]
+            for group in worker.group(jobs, place.places, limit)
         }
 
         def received(seconds: float) -> Iterable[tuple[int, Answer]]:
@@ -133,15 +137,15 @@ def _knock(address: str) -> None:
     socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
-def share_of(ray: Any, devices: set[str]) -> Share:
+def share_of(ray: Any, devices: set[str]) -> Place:
     """What a task needs. Jobs that do not name a device use GPUs if the cluster has any."""
     gpus = int(ray.cluster_resources().get("GPU", 0))
     if any(name.startswith("cuda") for name in devices) or (gpus and devices == {"auto"}):
-        return Share("cuda", {"num_gpus": 1, "num_cpus": 1}, None, gpus)
+        return Place("cuda", 1, gpus)
     cores = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     # Ray would have one thread per process. Here it is as many as without Ray, and a run's bits are the same.
     threads = max(1, min(torch.get_num_threads(), max(cores)))
-    return Share("cpu", {"num_cpus": threads}, threads, sum(count // threads for count in cores))
+    return Place("cpu", threads, sum(count // threads for count in cores))
 
 
 def _failed(error: Exception) -> Answer:

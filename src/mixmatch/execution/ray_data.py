@@ -9,21 +9,14 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from mixmatch.errors import MixMatchError, not_installed
+from mixmatch.execution.ray import Place as Place
 from mixmatch.execution.ray import connect
 
 BLOCKS = 10_000
 """At most so many blocks, into which Ray Data divides the list: each is done by one process."""
-
-
-class Place(NamedTuple):
-    """What a process gets, and how many such the cluster has room for."""
-
-    device: str
-    cores: int
-    places: int
 
 
 def over_cluster(
@@ -57,8 +50,7 @@ def over_cluster(
         fn_constructor_args=(make, place),
         compute=data.ActorPoolStrategy(size=max(1, min(place.places, len(numbers)))),
         batch_size=1,
-        num_cpus=place.cores,
-        num_gpus=1 if place.device == "cuda" else 0,
+        **place.needs,
     )
     for row in done.iter_rows():
         answer = json.loads(row["answer"])
