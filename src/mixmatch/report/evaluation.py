@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -20,7 +19,7 @@ from mixmatch.data.user.rows import Finding, UserData
 from mixmatch.errors import MixMatchError
 from mixmatch.measure import ClassScore, Ints
 from mixmatch.report.gather import evaluate_run, predict_rows
-from mixmatch.report.verdict import Verdict, guessing
+from mixmatch.report.verdict import Verdict
 from mixmatch.text import html_table
 from mixmatch.training.opening import open_run
 from mixmatch.training.run import RunFolder
@@ -148,11 +147,8 @@ def evaluate(
             f"{new} is what the run has learned from, so its error there says little: leave it out to evaluate on the "
             f"run's test {rows.noun}s"
         )
-    commonest, guessed = guessing(truth, classifier.classes)
-    verdict = Verdict(
-        Basis(f"the {len(truth):,} labeled {rows.noun}s of {new}"), rows.noun, len(truth),
-        int(np.count_nonzero(predicted != truth)), commonest, guessed,
-    )  # fmt: skip
+    basis = Basis(f"the {len(truth):,} labeled {rows.noun}s of {new}")
+    verdict = Verdict(basis, rows.noun).of(truth, predicted, classifier.classes)
     counts = measure.confusion(truth, predicted, len(classifier.classes))
     return Evaluation(run, str(new), classifier.classes, counts, verdict, rows.findings)
 

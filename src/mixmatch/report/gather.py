@@ -240,16 +240,15 @@ def evaluate_run(path: Path, data: Data, model: Classifier, shown: int = SHOWN) 
         return None, verdict
     counts = measure.confusion(truth, predicted, len(source.classes))
     worst = measure.confident_mistakes(predicted, confidence, truth)[:shown]
+    verdict = verdict.of(truth, predicted, source.classes)
     evaluated = Evaluated(
-        len(truth),
-        int((predicted != truth).sum()),
+        verdict.images,
+        verdict.wrong,
         counts,
         measure.class_scores(counts),
         measure.reliability(confidence, predicted == truth),
         part.listed(rows[worst], predicted[worst], confidence[worst], true=truth[worst]),
     )
-    commonest, error = guessing(truth, source.classes)
-    verdict = replace(verdict, images=len(truth), wrong=evaluated.wrong, commonest=commonest, guessing=error)
     return evaluated, verdict
 
 

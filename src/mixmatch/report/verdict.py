@@ -4,7 +4,7 @@ help, what to do next."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +52,12 @@ class Verdict:
     cross_validated: bool = False
     places: int = 1
     """Decimals of an error."""
+
+    def of(self, labels: Ints, predicted: Ints, classes: Sequence[str]) -> Verdict:
+        """The same with how predictions compare with labels."""
+        commonest, error = guessing(labels, classes)
+        wrong = int(np.count_nonzero(predicted != labels))
+        return replace(self, images=len(labels), wrong=wrong, commonest=commonest, guessing=error)
 
     @property
     def error(self) -> float | None:
