@@ -13,9 +13,8 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -66,11 +65,8 @@ class FromNumbers(nn.Module):
         return logits.softmax(dim=-1)
 
 
-class Format(StrEnum):
-    """What a model can be exported as."""
-
-    ONNX = "onnx"
-    SAFETENSORS = "safetensors"
+Format = Literal["onnx", "safetensors"]
+"""What a model can be exported as."""
 
 
 class Exported(NamedTuple):
@@ -95,27 +91,22 @@ def export_model(
         run: a run folder, a model.safetensors file, or a classifier from `mixmatch.load`.
         path: the file; by default in this folder, called like the run.
         format: `onnx` takes uint8 images (N, height, width, channels) or features (N, F) and gives probabilities
-            (N, classes); `safetensors` is the weights, for torch.
+            (N, classes); `safetensors` is the weights, for torch, as model.safetensors in a run folder.
         network: the network that was trained, if it is not one that is built by name.
     """
-    if format not in list(Format):
-        raise unknown("format", format, list(Format))
+    if format not in get_args(Format):
+        raise unknown("format", format, get_args(Format))
     if path is None:
         if isinstance(run, Classifier):
             raise MixMatchError("name the file with path=: a classifier has no name")
         path = Path(f"{Path(run).stem if Path(run).is_file() else Path(run).resolve().name}.{format}")
     classifier = run if isinstance(run, Classifier) else load_run(run, "cpu", copy.deepcopy(network))
     path = Path(path)
-    if format == Format.ONNX:
+    if format == "onnx":
         return Exported(path, to_onnx(classifier, path))
-    to_safetensors(classifier, path)
-    return Exported(path, None)
-
-
-def to_safetensors(classifier: Classifier, path: Path) -> None:
-    """The same file as model.safetensors in a run folder: the weights, and the classes and shapes as metadata."""
     with explaining(f"cannot write {path}"):
         classifier.save(path)
+    return Exported(path, None)
 
 
 def to_onnx(classifier: Classifier, path: Path) -> float:

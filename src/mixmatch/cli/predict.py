@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -19,20 +19,15 @@ from mixmatch.data.user.images import quiet_pillow
 from mixmatch.errors import MixMatchError
 from mixmatch.predict import Prediction, holds_rows, predict_files, predict_shards
 from mixmatch.predict.formats import Format, check_parquet, write
-from mixmatch.predict.shards import SHARD_SIZE
+from mixmatch.predict.shards import SHARD_SIZE, Summary
 from mixmatch.storage import temporary
 from mixmatch.terminal import Plain, Screen
 from mixmatch.text import count
 
 MANY = "Many files"
+many_option = partial(typer.Option, rich_help_panel=MANY)
 FEW = 16
 """For so few files no bar is shown."""
-
-
-class Sort(StrEnum):
-    """The order of predictions, if not that of the files."""
-
-    UNCERTAIN = "uncertain"
 
 
 def predict(
@@ -52,30 +47,22 @@ def predict(
         bool, typer.Option("--json", help="The same as --format json; with --output-dir, a summary.")
     ] = False,
     sort: Annotated[
-        Sort | None,
+        Literal["uncertain"] | None,
         typer.Option(help="uncertain: the least certain first; then nothing is written before all is predicted."),
     ] = None,
     id_column: Annotated[
-        str | None,
-        typer.Option(help="A table: the column that names each row (default: the one that training had)."),
+        str | None, typer.Option(help="A table: the column that names each row (default: the one that training had).")
     ] = None,
     device: Device = "auto",
     output_dir: Annotated[
         str | None,
-        typer.Option(
-            help="Write a folder, or to an address: one file per shard, begun again where it stopped.",
-            rich_help_panel=MANY,
-        ),
+        many_option(help="Write a folder, or to an address: one file per shard, begun again where it stopped."),
     ] = None,
-    shard_size: Annotated[int, typer.Option(help="Files per shard.", rich_help_panel=MANY)] = SHARD_SIZE,
+    shard_size: Annotated[int, many_option(help="Files per shard.")] = SHARD_SIZE,
     ray: Annotated[str | None, ray_cluster("Spread the shards over", MANY)] = None,
     part: Annotated[
         str | None,
-        typer.Option(
-            metavar="K/N",
-            help="Do the K-th of N parts of the shards, as a job of a Slurm array does.",
-            rich_help_panel=MANY,
-        ),
+        many_option(metavar="K/N", help="Do the K-th of N parts of the shards, as a job of a Slurm array does."),
     ] = None,
 ) -> None:
     """Predict the classes of image files, or of rows, as CSV, JSON or Parquet with every class's probability.
@@ -103,14 +90,23 @@ def predict(
     if output_dir is not None:
         if output is not None or sort is not None or id_column is not None:
             raise MixMatchError("--output, --sort and --id-column are not for --output-dir")
-        _predict_shards(run, paths, output_dir, kind, shard_size, device, ray, part, as_json)
+        bar = _Bar("image", shown=True)
+        with closing(bar):
+            done = predict_shards(
+                run, paths, output_dir, format=kind or Format.CSV, shard_size=shard_size, device=device, ray=ray,
+                part=parse_part(part), progress=bar.progress,
+            )  # fmt: skip
+        _show_shards(output_dir, done, as_json)
         return
     if ray is not None or part is not None:
         raise MixMatchError("--ray and --part need --output-dir: each shard is a file there")
     if as_json and kind not in (None, Format.JSON):
         raise MixMatchError(f"--json and --format {kind} contradict each other")
     kind = Format.JSON if as_json else kind or Format.CSV
-    _check_output(kind, output)
+    if kind is Format.PARQUET:
+        check_parquet()
+        if output is None:
+            raise MixMatchError("--format parquet is not for standard output: name a file with --output")
     classifier = load_run(run, device)
     # Predictions that scroll by on the same terminal are progress enough, and would break a bar.
     shown = output is not None or sort is not None or not sys.stdout.isatty()
@@ -132,30 +128,7 @@ def predict(
         raise typer.Exit(1)
 
 
-def _predict_shards(
-    run: Path,
-    paths: list[str],
-    output_dir: str,
-    kind: Format | None,
-    shard_size: int,
-    device: str,
-    ray: str | None,
-    part: str | None,
-    as_json: bool,
-) -> None:
-    bar = _Bar("image", shown=True)
-    with closing(bar):
-        done = predict_shards(
-            run,
-            paths,
-            output_dir,
-            format=kind or Format.CSV,
-            shard_size=shard_size,
-            device=device,
-            ray=ray,
-            part=parse_part(part),
-            progress=bar.progress,
-        )
+def _show_shards(output_dir: str, done: Summary, as_json: bool) -> None:
     if as_json:
         print_json({"output_dir": output_dir, **done._asdict()})
     skipped = f" ({done.finished_before:,} finished before)" if done.finished_before else ""
@@ -204,14 +177,6 @@ class _Bar:
     def close(self) -> None:
         if self.bar.live.is_started:
             self.bar.stop()
-
-
-def _check_output(kind: Format, output: Path | None) -> None:
-    """Refuse what cannot be written, before anything is predicted."""
-    if kind is Format.PARQUET:
-        check_parquet()
-        if output is None:
-            raise MixMatchError("--format parquet is not for standard output: name a file with --output")
 
 
 def _write(

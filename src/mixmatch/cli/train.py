@@ -39,7 +39,9 @@ from mixmatch.training.progress import Quiet, bar
 from mixmatch.training.run import Record
 from mixmatch.training.torchrun import leads
 
-RUN, SETTINGS = "Run", "Settings (where no default is shown: the paper's for this data set)"
+SETTINGS = "Settings (where no default is shown: the paper's for this data set)"
+run_option = partial(typer.Option, rich_help_panel="Run")
+data_option = partial(typer.Option, rich_help_panel=USER_DATA)
 
 
 def build(args: Sequence[str]) -> Callable[..., None]:
@@ -94,52 +96,35 @@ def _method(args: Sequence[str]) -> str:
 
 def train(
     data: Annotated[
-        str,
-        typer.Argument(metavar="DATA", help="A data set ([b]mixmatch data list[/b]), or a path to your own."),
+        str, typer.Argument(metavar="DATA", help="A data set ([b]mixmatch data list[/b]), or a path to your own.")
     ],
     settings: dict[str, Any],
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Run folder (default: in runs/, named by data, method, labels and seed).", rich_help_panel=RUN
-        ),
+        Path | None, run_option(help="Run folder (default: in runs/, named by data, method, labels and seed).")
     ] = None,
     resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Continue the run in --out, if there is one. DATA may have moved.", rich_help_panel=RUN
-        ),
+        bool, run_option("--resume", help="Continue the run in --out, if there is one. DATA may have moved.")
     ] = False,
     config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Start from these settings: a run's config.json, or TOML.", rich_help_panel=RUN
-        ),
+        Path | None, run_option(metavar="FILE", help="Start from these settings: a run's config.json, or TOML.")
     ] = None,
-    checkpoint: Annotated[
-        str | None, typer.Option(help="Resume from this checkpoint, not the newest.", rich_help_panel=RUN)
-    ] = None,
+    checkpoint: Annotated[str | None, run_option(help="Resume from this checkpoint, not the newest.")] = None,
     checkpoint_every: Annotated[
-        int | None, typer.Option(help="Steps between checkpoints (default: one per minute).", rich_help_panel=RUN)
+        int | None, run_option(help="Steps between checkpoints (default: one per minute).")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.", rich_help_panel=RUN)] = "auto",
-    compile: Annotated[
-        bool | None, typer.Option(help="Compile steps for speed (default: long runs on CUDA).", rich_help_panel=RUN)
-    ] = None,
+    device: Annotated[str, run_option(help="auto, cpu, cuda or mps.")] = "auto",
+    compile: Annotated[bool | None, run_option(help="Compile steps for speed (default: long runs on CUDA).")] = None,
     data_dir: DataDir = None,
     strict: Strict = False,
-    baseline: Annotated[
-        bool, typer.Option(help="Also train on the labels alone and show the difference.", rich_help_panel=USER_DATA)
-    ] = True,
+    baseline: Annotated[bool, data_option(help="Also train on the labels alone and show the difference.")] = True,
     cross_validate: Annotated[
         bool | None,
-        typer.Option(
+        data_option(
             help="Also train without each fold of the labels, to evaluate and to find wrong labels (default: for "
-            "features, if nothing else evaluates the model).",
-            rich_help_panel=USER_DATA,
+            "features, if nothing else evaluates the model)."
         ),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.", rich_help_panel=RUN)] = False,
+    quiet: Annotated[bool, run_option("--quiet", help="Show no progress.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train a classifier from few labels and many unlabeled images, or rows of a table.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,7 +33,7 @@ from mixmatch.experiments.tune.driver import tune as run_sweep
 from mixmatch.experiments.tune.results import Result, Trial
 from mixmatch.training.progress import Quiet, on_stderr
 
-SWEEP = "Sweep"
+sweep_option = partial(typer.Option, rich_help_panel="Sweep")
 SHOWN = 20
 """Trials that the table has; trials.csv has all."""
 
@@ -49,35 +50,21 @@ def tune(
     *,
     trials: Annotated[
         int | None,
-        typer.Option(
-            help="How many trials, the defaults among them (default: 20, if there is no --minutes).",
-            rich_help_panel=SWEEP,
-        ),
+        sweep_option(help="How many trials, the defaults among them (default: 20, if there is no --minutes)."),
     ] = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(help="Begin no trial that would end later than this.", rich_help_panel=SWEEP),
-    ] = None,
+    minutes: Annotated[float | None, sweep_option(help="Begin no trial that would end later than this.")] = None,
     search: Annotated[
         list[str],
-        typer.Option(
+        sweep_option(
             metavar="NAME=WHERE",
             help="What to search: NAME=LOW..HIGH, NAME=LOW..HIGH:log or NAME=a,b,c, beside what the method declares.",
-            rich_help_panel=SWEEP,
         ),
     ] = [],  # noqa: B006
-    only: Annotated[
-        bool, typer.Option("--only", help="Search nothing but what --search names.", rich_help_panel=SWEEP)
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the sweep (default: runs/tune-DATA-METHOD).", rich_help_panel=SWEEP)
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="Start from the settings in this file.", rich_help_panel=SWEEP)
-    ] = None,
+    only: Annotated[bool, sweep_option("--only", help="Search nothing but what --search names.")] = False,
+    out: Annotated[Path | None, sweep_option(help="Folder of the sweep (default: runs/tune-DATA-METHOD).")] = None,
+    config: Annotated[Path | None, sweep_option(help="Start from the settings in this file.")] = None,
     checkpoint_every: Annotated[
-        int | None,
-        typer.Option(help="Steps between checkpoints (default: one per minute).", rich_help_panel=SWEEP),
+        int | None, sweep_option(help="Steps between checkpoints (default: one per minute).")
     ] = None,
     settings: dict[str, Any],
     data_dir: DataDir = None,

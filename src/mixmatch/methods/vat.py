@@ -32,10 +32,7 @@ class VAT(Method):
         "as VAT's own paper defines it.",
     )
     warmup: float = setting(
-        0.4,
-        "Part of the training over which its weight rises linearly from 0.",
-        within=(0, 1),
-        of_steps=bool,
+        0.4, "Part of the training over which its weight rises linearly from 0.", within=(0, 1), of_steps=bool
     )
 
     views = ("weak",)
@@ -53,13 +50,7 @@ class VAT(Method):
         entropy = functional.entropy(clean)
         loss = loss_x + self.vat_weight * progress.ramp(self.warmup) * loss_vat + self.entropy_weight * entropy
         confidence = clean.detach().softmax(dim=-1).amax(dim=-1).mean()
-        metrics = {
-            "loss": loss,
-            "loss_x": loss_x,
-            "loss_u": loss_vat,
-            "entropy": entropy,
-            "confidence": confidence,
-        }
+        metrics = {"loss": loss, "loss_x": loss_x, "loss_u": loss_vat, "entropy": entropy, "confidence": confidence}
         return Step(loss, metrics)
 
     @torch.no_grad()
