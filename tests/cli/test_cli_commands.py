@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from saying import one_line
 
 from mixmatch import methods
-from mixmatch.cli import COMMANDS, Command, Group, with_options
+from mixmatch.cli import COMMANDS, Command, Group, function_of, with_options
 from mixmatch.cli.commands import unwrapped
 
 Call = Callable[..., Any]
@@ -36,8 +35,7 @@ def commands() -> Iterator[tuple[str, Command]]:
 @pytest.mark.parametrize(("name", "command"), list(commands()), ids=[name for name, _ in commands()])
 def test_the_list_says_what_the_help_of_a_command_begins_with(name: str, command: Command) -> None:
     """A command is imported only when it is run, so the list cannot ask it."""
-    module, _, function = command.where.partition(":")
-    callback = getattr(import_module(f"mixmatch.cli.{module}"), function)
+    callback = function_of(name.split()[-1], command)
     help = (callback([]) if command.built else callback).__doc__
     assert command.about == unwrapped(help).split("\n\n")[0]
 

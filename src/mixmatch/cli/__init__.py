@@ -23,11 +23,11 @@ from mixmatch.training.torchrun import leads
 class Command(NamedTuple):
     """Where a command is, and what the list of commands says about it: the first paragraph of its help."""
 
-    where: str
-    """`module:function`, under `mixmatch.cli`."""
     about: str
+    where: str = ""
+    """`module:function` under `mixmatch.cli`, if not both are called as the command."""
     built: bool = False
-    """Whether the function makes the command from its arguments."""
+    """Whether the module's function `build` makes the command from its arguments."""
     many: bool = False
     """Whether options that can be repeated take several values at once, as in `--seeds 1 2 3`."""
 
@@ -40,41 +40,22 @@ class Group(NamedTuple):
 
 
 COMMANDS: dict[str, Command | Group] = {
-    "train": Command(
-        "train:build", "Train a classifier from few labels and many unlabeled images, or rows of a table.", built=True
-    ),
-    "label": Command(
-        "label:label", "Label a folder of images in the browser, train on the labels, and label what matters next."
-    ),
-    "compare": Command(
-        "compare:compare", "Train several methods on the same labels and show what each reaches.", many=True
-    ),
-    "tune": Command(
-        "tune:build",
-        "Search for better settings of a method, by validation data alone.",
-        built=True,
-        many=True,
-    ),
-    "evaluate": Command(
-        "evaluate:evaluate", "Evaluate a run's averaged model on its test images, or on new labeled data."
-    ),
+    "train": Command("Train a classifier from few labels and many unlabeled images, or rows of a table.", built=True),
+    "label": Command("Label a folder of images in the browser, train on the labels, and label what matters next."),
+    "compare": Command("Train several methods on the same labels and show what each reaches.", many=True),
+    "tune": Command("Search for better settings of a method, by validation data alone.", built=True, many=True),
+    "evaluate": Command("Evaluate a run's averaged model on its test images, or on new labeled data."),
     "predict": Command(
-        "predict:predict",
-        "Predict the classes of image files, or of rows, as CSV, JSON or Parquet with every class's probability.",
+        "Predict the classes of image files, or of rows, as CSV, JSON or Parquet with every class's probability."
     ),
-    "report": Command(
-        "report:report", "Write a page on a finished run: the verdict, where it errs, and what to label next."
-    ),
-    "export": Command("export:export", "Write a run's model as one file for other programs."),
-    "methods": Command("methods:methods", "List the methods, or the settings of one."),
+    "report": Command("Write a page on a finished run: the verdict, where it errs, and what to label next."),
+    "export": Command("Write a run's model as one file for other programs."),
+    "methods": Command("List the methods, or the settings of one."),
     "reproduce": Command(
-        "reproduce:reproduce",
-        "Train the runs of one of the paper's tables and report them beside the paper's numbers.",
-        many=True,
+        "Train the runs of one of the paper's tables and report them beside the paper's numbers.", many=True
     ),
     "results": Command(
-        "results:results",
-        "Write the page of all results, or draw a run's error over its steps, from the records and nothing else.",
+        "Write the page of all results, or draw a run's error over its steps, from the records and nothing else."
     ),
     "data": Group(
         """List the data sets, check the ones you have, decode large ones once.
@@ -91,16 +72,16 @@ COMMANDS: dict[str, Command | Group] = {
         """,
         {
             "list": Command(
-                "data_list:list_",
                 "List the data sets: how many images, how large, and what of them is in the data folder.",
+                "data_list:list_",
             ),
             "check": Command(
-                "data_check:check",
                 "Load a data set and show what it holds, or check your own data before training on it.",
+                "data_check:check",
             ),
             "shard": Command(
-                "data_shard:shard",
                 "Decode a folder of images into memory-mapped shards, which train as the folder itself would.",
+                "data_shard:shard",
             ),
         },
     ),
@@ -120,24 +101,23 @@ COMMANDS: dict[str, Command | Group] = {
         """,
         {
             "analyze": Command(
-                "pate.analyze:analyze",
-                "Show what queries cost in privacy. Reads only; answers nothing.",
+                "Show what queries cost in privacy. Reads only; answers nothing.", "pate.analyze:analyze"
             ),
             "label": Command(
-                "pate.label:label", "Answer queries by the teachers' noisy vote, within a budget. -1 means refused."
+                "Answer queries by the teachers' noisy vote, within a budget. -1 means refused.", "pate.label:label"
             ),
             "teachers": Command(
-                "pate.teachers:teachers",
                 "Train teachers on disjoint shards of private images and let them vote on public ones.",
+                "pate.teachers:teachers",
             ),
             "student": Command(
-                "pate.student:student",
                 "Train students on public images of which the teachers labeled a few; refused queries stay unlabeled.",
+                "pate.student:student",
             ),
             "run": Command(
-                "pate.run:run",
                 "All of PATE on a small data set: teachers, noisy answers, a MixMatch student and one on the answers "
                 "alone.",
+                "pate.run:run",
             ),
         },
     ),
@@ -197,9 +177,15 @@ def _app(
     return app
 
 
+def function_of(name: str, command: Command) -> Callable[..., Any]:
+    """What a command calls, imported now."""
+    module, _, function = (command.where or f"{name}:{'build' if command.built else name}").partition(":")
+    called: Callable[..., Any] = getattr(import_module(f"mixmatch.cli.{module}"), function)
+    return called
+
+
 def _loaded(name: str, command: Command, args: list[str]) -> Any:
-    module, _, function = command.where.partition(":")
-    callback = getattr(import_module(f"mixmatch.cli.{module}"), function)
+    callback = function_of(name, command)
     if command.built:
         callback = callback(args)
     stop_as_usual()

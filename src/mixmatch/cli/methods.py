@@ -28,7 +28,8 @@ def methods(
       mixmatch methods ict
     """
     if name is None:
-        listed = {name: _first_line(cls) for name, cls in methods_.METHODS.items()}
+        documents = {name: inspect.getdoc(inspect.getmodule(cls)) for name, cls in methods_.METHODS.items()}
+        listed = {name: (text or "").splitlines()[0] for name, text in documents.items()}  # which names the paper
         if as_json:
             print_json([{"name": name, "about": about} for name, about in listed.items()])
             return
@@ -67,9 +68,3 @@ def methods(
     searched = [f"{setting.name} {setting.search}" for setting in settings.values() if setting.search is not None]
     if searched:
         screen.print(f"mixmatch tune searches: {'; '.join(searched)}", markup=False)
-
-
-def _first_line(cls: type[methods_.Method]) -> str:
-    """The first sentence of the module that a method is in, which names its paper."""
-    module = inspect.getmodule(cls)
-    return (inspect.getdoc(module) or "").splitlines()[0]
