@@ -176,11 +176,12 @@ def forward_each(
     with_heads: Sequence[str] = (),
 ) -> list[Tensor]:
     """A pass over each batch, normalized with its own statistics. `stats` applies to the first batch; the others leave
-    the running statistics alone. A model that can do all of it at once implements `forward_each` itself."""
-    at_once = getattr(model, "forward_each", None)
-    if at_once is not None:
-        logits: list[Tensor] = at_once(batches, weights, stats, with_heads)
-        return logits
+    the running statistics alone. A model that can do all of it at once implements `forward_each` itself, which may
+    return None where it cannot."""
+    if (at_once := getattr(model, "forward_each", None)) is not None:
+        logits: list[Tensor] | None = at_once(batches, weights, stats, with_heads)
+        if logits is not None:
+            return logits
     more: dict[str, Any] = {"with_heads": with_heads} if with_heads else {}
     return [model(x, weights=weights, stats=stats if i == 0 else "batch", **more) for i, x in enumerate(batches)]
 
@@ -197,12 +198,12 @@ def targets_and_logits(
     """Forward `targets` without gradient, using `weights`, and `learned` with gradient. The first learned batch updates
     batch norm's running statistics. If `joint`, all batches are one, with the live weights and one batch norm; a model
     may leave out the gradients that reach the targets through its statistics. The outputs of `with_heads`
-    follow the classifier's (N, L + ...). A model that can do all of it at once implements `targets_and_logits` itself.
-    """
-    at_once = getattr(model, "targets_and_logits", None)
-    if at_once is not None:
-        logits: tuple[list[Tensor], list[Tensor]] = at_once(targets, learned, weights, with_heads, joint)
-        return logits
+    follow the classifier's (N, L + ...). A model that can do all of it at once implements `targets_and_logits` itself,
+    which may return None where it cannot."""
+    if (at_once := getattr(model, "targets_and_logits", None)) is not None:
+        logits: tuple[list[Tensor], list[Tensor]] | None = at_once(targets, learned, weights, with_heads, joint)
+        if logits is not None:
+            return logits
     if joint:
         (all_logits,) = forward_each(model, [torch.cat([*learned, *targets])], stats="update", with_heads=with_heads)
         rows = torch.split(all_logits, [len(x) for x in (*learned, *targets)])

@@ -78,11 +78,11 @@ class Forward:
         weights: Weights = "live",
         stats: Stats = "batch",
         with_heads: Sequence[str] = (),
-    ) -> list[Tensor]:
-        """A pass over each batch with its own statistics; `stats` is for the first, "batch" for the others."""
-        if stats != "running" and self._can_fuse(batches):
-            return self._fused(batches, weights, stats, with_heads=with_heads)[1]
-        return [self(x, weights, stats if i == 0 else "batch", with_heads=with_heads) for i, x in enumerate(batches)]
+    ) -> list[Tensor] | None:
+        """What `methods.base.forward_each` gives, at once by kernels; None where they cannot."""
+        if stats == "running" or not self._can_fuse(batches):
+            return None
+        return self._fused(batches, weights, stats, with_heads=with_heads)[1]
 
     def targets_and_logits(
         self,
@@ -91,21 +91,12 @@ class Forward:
         weights: Weights = "live",
         with_heads: Sequence[str] = (),
         joint: bool = False,
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Forward `targets` without gradient, using `weights`, and `learned` with gradient; the first learned batch
-        updates the running statistics. If `joint`, all batches are one, with the live weights and one batch norm: the
-        kernels leave out the gradients that reach the targets through its statistics."""
-        if joint:
-            every = [torch.cat([*learned, *targets])]
-            if self._can_fuse(targets, learned) and self._can_fuse(every):
-                return self._fused(learned, "live", "update", targets, "live", with_heads, joint)
-            rows = torch.split(self(every[0], stats="update", with_heads=with_heads), [*map(len, (*learned, *targets))])
-            return [guess.detach() for guess in rows[len(learned) :]], list(rows[: len(learned)])
-        if self._can_fuse(targets, learned):
-            return self._fused(learned, "live", "update", targets, weights, with_heads)
-        with torch.no_grad():
-            guesses = self.forward_each(targets, weights, with_heads=with_heads)
-        return guesses, self.forward_each(learned, stats="update", with_heads=with_heads)
+    ) -> tuple[list[Tensor], list[Tensor]] | None:
+        """What `methods.base.targets_and_logits` gives, at once by kernels; None where they cannot. If `joint`, they
+        leave out the gradients that reach the targets through batch norm's statistics."""
+        if not self._can_fuse(targets, learned) or (joint and not self._can_fuse([torch.cat([*learned, *targets])])):
+            return None
+        return self._fused(learned, "live", "update", targets, "live" if joint else weights, with_heads, joint)
 
     def _can_fuse(self, *kinds: Sequence[Tensor]) -> bool:
         """Whether kernels can take the batches of each kind together: they must be of one size."""
