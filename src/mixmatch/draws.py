@@ -60,15 +60,12 @@ class Sampler:
                 places = np.arange(offset, min(self.size, offset + missing), dtype=np.uint64)
                 taken.append(shuffled(places, self.size, generator(self.seed, self.stream, number)))
             else:
-                taken.append(self._shuffle(number)[offset : offset + missing])
+                if number != self._pass:
+                    self._order = generator(self.seed, self.stream, number).permutation(self.size)
+                    self._pass = number
+                taken.append(self._order[offset : offset + missing])
             missing -= len(taken[-1])
         return np.concatenate(taken)
-
-    def _shuffle(self, number: int) -> npt.NDArray[np.int64]:
-        if number != self._pass:
-            self._order = generator(self.seed, self.stream, number).permutation(self.size)
-            self._pass = number
-        return self._order
 
 
 ROUNDS = 8

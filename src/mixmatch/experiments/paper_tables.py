@@ -123,11 +123,6 @@ def target_of(record: Record) -> Target | None:
     return None
 
 
-def column_title(column: tuple[str | None, Labels]) -> str:
-    data, labels = column
-    return label_count(labels) if data is None else f"{SOURCES[data].title} {label_count(labels)}"
-
-
 def table_markdown(
     table: Table, records: Sequence[Record], extra_labels: Sequence[Labels] = (), steps: int | None = None
 ) -> str:
@@ -135,7 +130,8 @@ def table_markdown(
     columns = table.columns()
     for data in dict.fromkeys(data for data, _ in columns):
         columns += [(data, labels) for labels in extra_labels if (data, labels) not in columns]
-    lines = ["| | " + " | ".join(map(column_title, columns)) + " |", "|---" * (len(columns) + 1) + "|"]
+    titles = [f"{'' if data is None else f'{SOURCES[data].title} '}{label_count(labels)}" for data, labels in columns]
+    lines = ["| | " + " | ".join(titles) + " |", "|---" * (len(columns) + 1) + "|"]
     for name, rows in table.rows_by_name().items():
         cells = []
         for data, labels in columns:

@@ -93,13 +93,18 @@ class Table:
         return list(dict.fromkeys((row.data if several else None, n) for row in self.rows for n in row.targets))
 
 
-COUNTS: tuple[int, ...] = (250, 500, 1000, 2000, 4000)
+COUNTS: tuple[Labels, ...] = (250, 500, 1000, 2000, 4000)
 
 
-def _targets(text: str) -> dict[Labels, Target | None]:
-    """'53.02 2.05, 41.82 1.52, ...': value and deviation for 250, 500, 1,000, 2,000 and 4,000 labels."""
-    pairs = (pair.split() for pair in text.split(","))
-    return {n: Target(float(v), float(d)) for n, (v, d) in zip(COUNTS, pairs, strict=True)}
+def _targets(text: str, counts: tuple[Labels, ...] = COUNTS, best: bool = False) -> dict[Labels, Target | None]:
+    """'53.02 2.05, 41.82, -, ...': value and deviation for each count of labels, '-' if there is none, a value alone
+    where there is no deviation or it could not be confirmed."""
+    targets: dict[Labels, Target | None] = {}
+    for labels, each in zip(counts, text.split(","), strict=True):
+        value, _, deviation = each.strip().partition(" ")
+        if value != "-":
+            targets[labels] = Target(float(value), float(deviation) if deviation else None, best)
+    return targets
 
 
 def _methods(data: str, numbers: dict[str, str], supervised: float) -> tuple[Row, ...]:
@@ -113,11 +118,7 @@ def _methods(data: str, numbers: dict[str, str], supervised: float) -> tuple[Row
         "mixmatch": "MixMatch",
     }
     rows = [Row(names[method], data, method, _targets(text)) for method, text in numbers.items()]
-    return (*rows, _all_labels(data, supervised))
-
-
-def _all_labels(data: str, error: float) -> Row:
-    return Row("Supervised, all labels", data, "supervised-mixup", {"all": Target(error)}, seeds=(1,))
+    return (*rows, Row("Supervised, all labels", data, "supervised-mixup", {"all": Target(supervised)}, seeds=(1,)))
 
 
 CIFAR10 = _methods(
@@ -183,16 +184,11 @@ SUCCESSOR_COUNTS: dict[str, tuple[Labels, ...]] = {
 
 
 def _successor(name: str, source: str, numbers: dict[str, str], **settings: Any) -> tuple[Row, ...]:
-    """A method's published numbers by data set: 'value deviation, ...' for each count of labels, '-' if there is none,
-    a value alone where the deviation could not be confirmed."""
+    """A method's published numbers by data set, as `_targets` reads them."""
     best = source in (TORCHSSL, USB)
     rows = []
     for data, text in numbers.items():
-        targets: dict[Labels, Target | None] = {}
-        for labels, each in zip(SUCCESSOR_COUNTS[data], text.split(","), strict=True):
-            value, _, deviation = each.strip().partition(" ")
-            if value != "-":
-                targets[labels] = Target(float(value), float(deviation) if deviation else None, best)
+        targets = _targets(text, SUCCESSOR_COUNTS[data], best)
         differs = "other details" if best else "perhaps other images" if (name, data) == ("FixMatch", "svhn") else ""
         # Their CIFAR-100 is of the small network in USB alone.
         own = {**settings, "network": "wrn-28-2"} if source == USB and data == "cifar100" else settings

@@ -13,7 +13,7 @@ from torch import nn
 
 from mixmatch.errors import MixMatchError
 from mixmatch.settings import Precision, Settings
-from mixmatch.training.torchrun import place_here, started_processes
+from mixmatch.training.torchrun import started_processes
 
 COMPILE_FROM = 4096
 """Compile by default on CUDA from this many steps on: compiling takes about a minute."""
@@ -51,7 +51,7 @@ def pick_device(name: str | torch.device) -> torch.device:
 
 def _own_gpu() -> int:
     """The number of the GPU of this process, one of several that torchrun has started on this machine."""
-    number, there = place_here(), torch.cuda.device_count()
+    number, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if number >= there:
         raise MixMatchError(
             f"torchrun started {number + 1} processes or more here, but there are {there} GPUs, one for each: start "

@@ -100,28 +100,27 @@ class Loop:
         trainer, total = self.trainer, self.settings.steps
         self.stop.runs += 1
         try:
-            self.reporter.start(f"{self.settings.data} {self.settings.method}", trainer.step, total)
-            trainer.send_notes_to(self.reporter.note)
-            while True:
-                with trainer.in_stream():
-                    if evaluation_due(trainer.step, total, self.settings.eval_every, self._evaluated_at):
-                        self._evaluate()
-                    since = self._agreed(time.monotonic() - self._saved_time)
-                    if save_due(trainer.step, total, self.every, self._saved_at, since):
-                        self._save()
-                    if trainer.step >= total:
-                        trainer.wait()
-                        return self.seconds
-                    self._advance()
-                yield
+            with self._explained():
+                self.reporter.start(f"{self.settings.data} {self.settings.method}", trainer.step, total)
+                trainer.send_notes_to(self.reporter.note)
+                while True:
+                    with trainer.in_stream():
+                        if evaluation_due(trainer.step, total, self.settings.eval_every, self._evaluated_at):
+                            self._evaluate()
+                        since = self._agreed(time.monotonic() - self._saved_time)
+                        if save_due(trainer.step, total, self.every, self._saved_at, since):
+                            self._save()
+                        if trainer.step >= total:
+                            trainer.wait()
+                            return self.seconds
+                        self._advance()
+                    yield
         except Interrupted as interrupted:
             with self._explained(), trainer.in_stream():
                 if trainer.step != self._saved_at:
                     self._save()
                 self.world.barrier()  # torchrun ends the others as soon as one has ended
             raise Interrupted(interrupted.signal, trainer.step) from None
-        except (NotFinite, OSError) as error:
-            raise self._explain(error) from None
         finally:
             self.stop.runs -= 1
             with contextlib.suppress(RuntimeError):  # the device may still use what is freed next
@@ -189,22 +188,19 @@ class Loop:
 
     @contextlib.contextmanager
     def _explained(self) -> Generator[None, None, None]:
+        """Say what ended the run, and what of it is kept."""
         try:
             yield
         except (NotFinite, OSError) as error:
-            raise self._explain(error) from None
-
-    def _explain(self, error: NotFinite | OSError) -> MixMatchError:
-        """What ended the run, and what of it is kept."""
-        saved = self._saved_at
-        if isinstance(error, NotFinite):
+            saved = self._saved_at
+            if isinstance(error, OSError):
+                kept = f"the last checkpoint, step {saved:,}, is intact" if saved >= 0 else "nothing was saved yet"
+                raise self.run.cannot_write(error, f"{kept}; ") from None
             kept = f"the last good checkpoint, step {saved:,}, is kept" if saved >= 0 else "nothing was saved yet"
-            return MixMatchError(
+            raise MixMatchError(
                 f"{NOT_FINITE} at step {error.step:,}: {kept} in {self.run.path}; try a lower learning "
                 "rate in another folder"
-            )
-        kept = f"the last checkpoint, step {saved:,}, is intact" if saved >= 0 else "nothing was saved yet"
-        return self.run.cannot_write(error, f"{kept}; ")
+            ) from None
 
 
 class Readings:

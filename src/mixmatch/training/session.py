@@ -203,7 +203,9 @@ def _running(
     moved = job.settings.data if began and is_path(job.settings.data) else None
     data = work.open(located(settings, config.get("folder"), moved))
     if not began:
-        settings = completed(settings, job.chosen, data.source, device, _user_kind(work, data))
+        # The name of a `Source` means nothing on this disk.
+        kind = kind_of(job.settings.data) if work.data is None or data.user is not None else None
+        settings = completed(settings, job.chosen, data.source, device, kind)
     compile = job.compile if job.compile is not None else config.get("compile")
     speed = default_speed(settings.steps, device, compile)
     # On a CPU bits depend on the number of threads, so a run keeps it. What drives a GPU does not matter.
@@ -256,11 +258,6 @@ def _following(trainer: Trainer, run: RunFolder, stop: Stop, job: Job, began: bo
     saved = run.load_checkpoint(job.checkpoint) if began else None
     yield from Loop(trainer, run, progress.Quiet(), stop, saved, job.checkpoint_every).turns()
     return trainer.world.from_leader(RunRecord())  # when it is written
-
-
-def _user_kind(work: Work, data: Data) -> Kind | None:
-    """Of user data, what it holds; None of a `Source`, whose name means nothing on this disk."""
-    return kind_of(work.job.settings.data) if work.data is None or data.user is not None else None
 
 
 def _check_folder(job: Job, run: RunFolder, settings: Settings, work: Work, began: bool) -> None:

@@ -18,11 +18,6 @@ def leads() -> bool:
     return started_processes() == 1 or os.environ["RANK"] == "0"
 
 
-def place_here() -> int:
-    """The number of this process among those on this machine."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
-
-
 def attempt() -> str:
     """A name for this start of all processes, if they are on one machine: each machine counts for itself."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if _on_one_machine() else "0"

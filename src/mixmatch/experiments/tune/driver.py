@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mixmatch.draws import torch_seed
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, not_installed
 from mixmatch.execution.executor import Executor, Here
 from mixmatch.execution.here import Outcome
-from mixmatch.experiments.tune.journal import damaged, held, open_study, require_optuna
+from mixmatch.experiments.tune.journal import damaged, held, open_study
 from mixmatch.experiments.tune.results import Result, gather, write
 from mixmatch.experiments.tune.space import Choices, contains, is_whole, rounded
 from mixmatch.experiments.tune.sweep import Sweep, make_sweep
@@ -269,7 +270,8 @@ def tune(
         reporter: what shows a run's progress, by what distinguishes it from others.
         **options: those of `plan`: `config`, `device`, `data_dir`, `strict`, `checkpoint_every`.
     """
-    require_optuna()
+    if importlib.util.find_spec("optuna") is None:
+        raise not_installed("tune", "Optuna", "tune")
     for name, limit in {"trials": trials, "minutes": minutes}.items():
         if limit is not None and limit <= 0:
             raise MixMatchError(f"{name}={limit} must be above 0")

@@ -5,7 +5,6 @@ The folder may come from anyone. Optuna believes what it reads, so the journal i
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import numpy as np
 from mixmatch import settings as settings_
 from mixmatch.data import is_path
 from mixmatch.declare import Range
-from mixmatch.errors import MixMatchError, not_installed
+from mixmatch.errors import MixMatchError
 from mixmatch.experiments.tune.space import Choices, contains
 from mixmatch.experiments.tune.sweep import Sweep
 from mixmatch.storage import keep_alone, open_own, parse_json, refuse_link, try_lock
@@ -40,11 +39,6 @@ MOST = 2**30
 
 ENDED = (None, "stopped", "diverged")
 """What is noted of how a trial ended."""
-
-
-def require_optuna() -> None:
-    if importlib.util.find_spec("optuna") is None:
-        raise not_installed("tune", "Optuna", "tune")
 
 
 @contextmanager
