@@ -156,15 +156,9 @@ def resolve(data: str, given: Mapping[str, Any], kind: Kind | None = None) -> Se
     if values.get("optimizer") == "sgd" and "weight_decay" not in chosen:  # presets are for Adam
         values["weight_decay"] = SGD_WEIGHT_DECAY
     of_method = {**defaults, **{n: v for n, v in {**scoped, **given}.items() if n in defaults}, **fixed}
-    settings = Settings(data=data, **{n: v for n, v in values.items() if n in run}, method_settings=of_method)
-    settings = check(settings)
-    return dataclasses.replace(
-        settings,
-        method_settings={
-            n: settings.steps // v.divisor if isinstance(v, PartOfSteps) else v
-            for n, v in settings.method_settings.items()
-        },
-    )
+    steps = run["steps"].check(values.get("steps", run["steps"].default))
+    of_method = {n: steps // v.divisor if isinstance(v, PartOfSteps) else v for n, v in of_method.items()}
+    return check(Settings(data=data, **{n: v for n, v in values.items() if n in run}, method_settings=of_method))
 
 
 def _check_names(method: type[Method], names: set[str], run: Mapping[str, Setting]) -> None:
@@ -195,9 +189,7 @@ def check(settings: Settings) -> Settings:
     if values["batch_size"] % values["groups"]:
         raise MixMatchError(f"groups={values['groups']} must divide batch_size={values['batch_size']}")
     if not values["method"].startswith(methods.CUSTOM):
-        given = values["method_settings"]
-        plain = {name: value for name, value in given.items() if not isinstance(value, PartOfSteps)}
-        values["method_settings"] = {**given, **methods.checked(values["method"], plain)}
+        values["method_settings"] = methods.checked(values["method"], values["method_settings"])
     return dataclasses.replace(settings, **values)
 
 

@@ -20,7 +20,7 @@ from mixmatch.data.source import Rows, Source
 from mixmatch.errors import MixMatchError
 from mixmatch.execution import here
 from mixmatch.execution.here import Outcome, Scheduler
-from mixmatch.training import streams
+from mixmatch.training import device as device_
 from mixmatch.training import trainer as engine
 from mixmatch.training.device import OutOfMemory, has_own_randomness
 from mixmatch.training.plan import plan
@@ -242,14 +242,14 @@ def test_the_stream_of_a_run_that_is_gone_is_used_again(monkeypatch: pytest.Monk
         return made[-1]
 
     monkeypatch.setattr(torch.cuda, "Stream", stream)
-    monkeypatch.setattr(streams, "_idle", {})
+    monkeypatch.setattr(device_, "_idle", {})
     owners = [Owner(), Owner()]
-    first, second = (streams.stream_for(owner, torch.device("cuda")) for owner in owners)
+    first, second = (device_.stream_for(owner, torch.device("cuda")) for owner in owners)
     assert first is not second
     del owners[0]
     gc.collect()
-    assert streams.stream_for(owners[0], torch.device("cuda", 1)) not in (first, second)  # not of that device
-    assert streams.stream_for(owners[0], torch.device("cuda")) is first
+    assert device_.stream_for(owners[0], torch.device("cuda", 1)) not in (first, second)  # not of that device
+    assert device_.stream_for(owners[0], torch.device("cuda")) is first
     assert len(made) == 3
 
 

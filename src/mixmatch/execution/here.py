@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from mixmatch.errors import MixMatchError, chain
-from mixmatch.training.device import OutOfMemory, pick_device
-from mixmatch.training.generator import own_generator
+from mixmatch.training.device import OutOfMemory, own_generator, pick_device
 from mixmatch.training.job import Work
 from mixmatch.training.run import RunRecord
 from mixmatch.training.session import running

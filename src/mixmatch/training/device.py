@@ -1,16 +1,20 @@
-"""Where and how a run computes: the device, the precision, compiled or not, the number of threads."""
+"""Where and how a run computes: the device and its stream, the precision, compiled or not, the number of threads, the
+generator of random numbers."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from mixmatch import terminal
 from mixmatch.errors import MixMatchError
 from mixmatch.settings import Precision, Settings
 from mixmatch.training.torchrun import started_processes
@@ -119,3 +123,41 @@ def explained_shortage(device: torch.device, saved_in: Callable[[], str | None])
             f"{device} has too little memory for this run{wanted}: make room and {again}, or begin anew with smaller "
             "batches or a smaller network"
         ) from error
+
+
+_idle: dict[int, list[torch.cuda.Stream]] = {}
+"""Streams of each GPU whose owners are gone. Libraries keep memory for every stream they have seen, so streams are
+reused."""
+
+
+def stream_for(owner: object, device: torch.device) -> torch.cuda.Stream:
+    """A stream that no other owner gets as long as this one lives, up to the 32 that PyTorch has."""
+    idle = _idle.setdefault(device.index or 0, [])
+    try:
+        stream = idle.pop()
+    except IndexError:
+        # A high priority: side streams of the kernels (`mixmatch.networks.cuda`) fill the gaps.
+        stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+    weakref.finalize(owner, idle.append, stream)
+    return stream
+
+
+_turn = threading.RLock()
+"""To use PyTorch's generator, which all threads of a process share."""
+
+
+@contextlib.contextmanager
+def own_generator(*devices: torch.device) -> Iterator[None]:
+    """Have PyTorch's generator, on the CPU and on those devices that are GPUs, to oneself; then it is as it was before.
+
+    A training seeds it for initial weights and for layers such as dropout. Two trainings in two threads would draw from
+    each other's numbers, so the second waits for the first: both end as they would have ended alone.
+    """
+    if not _turn.acquire(blocking=False):
+        terminal.warn("another thread of this process is training: this one waits for it, so that both are exact")
+        _turn.acquire()
+    try:
+        with torch.random.fork_rng(devices=[device for device in devices if device.type == "cuda"]):
+            yield
+    finally:
+        _turn.release()

@@ -32,9 +32,9 @@ from mixmatch.training.device import (
     default_threads,
     explained_shortage,
     has_own_randomness,
+    own_generator,
     pick_device,
 )
-from mixmatch.training.generator import own_generator
 from mixmatch.training.job import Job, Work
 from mixmatch.training.loop import Loop
 from mixmatch.training.opening import changed, described, kind_of, located, refuse_changed

@@ -25,8 +25,7 @@ from mixmatch.presets import Kind
 from mixmatch.settings import Settings
 from mixmatch.text import in_words
 from mixmatch.training.choose import choose_features
-from mixmatch.training.device import default_threads, pick_device
-from mixmatch.training.generator import own_generator
+from mixmatch.training.device import default_threads, own_generator, pick_device
 from mixmatch.training.opening import embedded
 from mixmatch.training.session import completed, prepare
 

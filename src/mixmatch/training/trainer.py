@@ -29,13 +29,12 @@ from mixmatch.training.batches import Batches, Rows
 from mixmatch.training.checkpoint import Checkpoint
 from mixmatch.training.compile import Loss, compiled, compiled_account, reason
 from mixmatch.training.cuda_graph import GraphedStep
-from mixmatch.training.device import has_own_randomness, threads
+from mixmatch.training.device import has_own_randomness, stream_for, threads
 from mixmatch.training.evaluate import LEAST_VALID, Evaluation, HeldOut, evaluate, predict_logits
 from mixmatch.training.model import Model
 from mixmatch.training.optimizer import build_optimizer, load_optimizer_state, optimizer_state
 from mixmatch.training.record import on_machines
 from mixmatch.training.step import Objective, account, under
-from mixmatch.training.streams import stream_for
 from mixmatch.training.watch import SAMPLE
 from mixmatch.training.world import Total, World, by_type
 
