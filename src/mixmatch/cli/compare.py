@@ -14,6 +14,7 @@ from mixmatch import settings as settings_
 from mixmatch.cli.options import (
     READING,
     DataDir,
+    DataName,
     Device,
     Json,
     Panel,
@@ -38,9 +39,7 @@ RUN = Panel(None, {name: settings_.of_run()[name] for name in RUN_SETTINGS}, var
 
 @partial(expand_options, panels=[RUN, READING])
 def compare(
-    data: Annotated[
-        str, typer.Argument(metavar="DATA", help="A data set ([b]mixmatch data list[/b]) or your own data.")
-    ],
+    data: DataName,
     settings: dict[str, Any],
     methods: Annotated[list[str], typer.Option(help="Methods to train.")] = [  # noqa: B006
         "supervised",

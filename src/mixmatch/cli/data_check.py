@@ -17,7 +17,7 @@ from rich.text import Text
 
 from mixmatch import data
 from mixmatch.cli import with_options
-from mixmatch.cli.options import USER_DATA, DataDir, Device, Json, console, print_json, with_reading
+from mixmatch.cli.options import USER_DATA, DataDir, DataName, Device, Json, console, print_json, with_reading
 from mixmatch.data.published.files import choose, data_folder, print_warning, verify
 from mixmatch.data.source import Rows
 from mixmatch.data.user.check import findings
@@ -38,10 +38,7 @@ COLORS = {"info": "green", "warning": "yellow", "error": "red"}
 
 @with_reading
 def check(
-    name: Annotated[
-        str,
-        typer.Argument(metavar="DATA", help="A data set (see [b]mixmatch data list[/b]), or a path to your own data."),
-    ],
+    name: DataName,
     settings: dict[str, Any],
     data_dir: DataDir = None,
     strict: Annotated[

@@ -20,6 +20,9 @@ from mixmatch.errors import MixMatchError
 from mixmatch.terminal import Screen
 from mixmatch.text import printable
 
+DataName = Annotated[
+    str, typer.Argument(metavar="DATA", help="A data set ([b]mixmatch data list[/b]), or a path to your own data.")
+]
 DataDir = Annotated[
     Path | None,
     typer.Option(help="Where the data files are (default: $MIXMATCH_DATA, else ~/.cache/mixmatch/data)."),

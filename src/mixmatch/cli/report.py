@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
-from mixmatch.cli.options import DataDir, Device, Json, Moved, Run, console, print_json
-from mixmatch.cli.verdict import show_verdict
-from mixmatch.report import Report, write_report
+from mixmatch.cli.options import DataDir, Device, Json, Moved, Run, console, print_json, show
+from mixmatch.report import Report, Verdict, write_report
 from mixmatch.terminal import Screen
 
 
@@ -67,3 +68,16 @@ def _summary(found: Report, page: Path, to_label: Path | None) -> dict[str, Any]
         if evaluated is None
         else {name: score._asdict() for name, score in zip(found.classes, evaluated.scores, strict=True)},
     }
+
+
+def show_verdict(verdict: Verdict) -> None:
+    """Each answer beside its question, then the next steps: in two columns on a terminal, in plain lines elsewhere."""
+    steps = [("next" if i == 1 else "", f"{i}. {step}") for i, step in enumerate(verdict.next_steps, 1)]
+    lines, screen = [*verdict.parts, *steps], console()
+    if not screen.is_terminal:
+        show("\n".join(f"{name + ': ' if name else '      '}{text}" for name, text in lines))
+        return
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for name, text in lines:
+        table.add_row(Text(name, "bold"), Text(text.replace(" %", "\u00a0%")))
+    screen.print(table)

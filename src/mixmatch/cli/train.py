@@ -17,6 +17,7 @@ from mixmatch.cli.options import (
     READING,
     USER_DATA,
     DataDir,
+    DataName,
     Json,
     Panel,
     Strict,
@@ -25,7 +26,7 @@ from mixmatch.cli.options import (
     print_json,
     warn,
 )
-from mixmatch.cli.verdict import show_verdict
+from mixmatch.cli.report import show_verdict
 from mixmatch.data import is_path
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.here import run_one
@@ -95,9 +96,7 @@ def _method(args: Sequence[str]) -> str:
 
 
 def train(
-    data: Annotated[
-        str, typer.Argument(metavar="DATA", help="A data set ([b]mixmatch data list[/b]), or a path to your own.")
-    ],
+    data: DataName,
     settings: dict[str, Any],
     out: Annotated[
         Path | None, run_option(help="Run folder (default: in runs/, named by data, method, labels and seed).")

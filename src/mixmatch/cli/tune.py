@@ -17,6 +17,7 @@ from mixmatch.cli import with_options
 from mixmatch.cli.options import (
     READING,
     DataDir,
+    DataName,
     Device,
     Json,
     RayCluster,
@@ -44,9 +45,7 @@ def build(args: Sequence[str]) -> Callable[..., None]:
 
 
 def tune(
-    data: Annotated[
-        str, typer.Argument(metavar="DATA", help="A data set ([b]mixmatch data list[/b]) or your own data.")
-    ],
+    data: DataName,
     *,
     trials: Annotated[
         int | None,
