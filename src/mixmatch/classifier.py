@@ -194,11 +194,10 @@ class Classifier:
         logits = predict_logits(self.network, inputs, device)
         pieces = [piece.double().softmax(dim=-1).cpu().numpy() for piece in logits]
         found = np.concatenate(pieces) if pieces else np.empty((0, len(self.classes)))
-        if bad := int(np.isnan(found).any(axis=1).sum()):
-            first = int(np.isnan(found).any(axis=1).argmax())
+        if (bad := np.flatnonzero(np.isnan(found).any(axis=1))).size:
             raise MixMatchError(
-                f"the model makes no number of {count(bad, what[:-1])}, the first of them {first}: its values are far "
-                "from those it was trained on, or the model is damaged"
+                f"the model makes no number of {count(len(bad), what[:-1])}, the first of them {bad[0]}: its values "
+                "are far from those it was trained on, or the model is damaged"
             )
         return found
 

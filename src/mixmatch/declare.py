@@ -14,6 +14,7 @@ all come from that declaration.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -101,13 +102,10 @@ class Setting:
         if text not in self.choices and str not in self.kinds:
             if int in self.kinds and re.fullmatch(r"[1-9]\d{0,2}(,\d{3})+", text):  # 4,000; but 0,5 is a mistake
                 text = text.replace(",", "")
-            for kind in (int, float):
-                if kind in self.kinds or (kind is int and float in self.kinds):
-                    try:
+            for kind in (float, int):  # a whole number where it is one
+                if float in self.kinds or kind in self.kinds:
+                    with contextlib.suppress(ValueError):
                         value = kind(text)
-                        break
-                    except ValueError:
-                        continue
         return self.check(value)
 
     @property

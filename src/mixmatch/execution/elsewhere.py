@@ -91,8 +91,8 @@ class Followed:
     """One run."""
 
     def __init__(self, work: Work) -> None:
-        self._job, self._note = work.job, work.note
-        self._run, self._reporter = RunFolder(work.job.out), work.reporter
+        self._work, self._run = work, RunFolder(work.job.out)
+        self._reporter = progress.Quiet()
         self._attempt = self._step = 0
         with contextlib.suppress(OSError):  # a folder one may not look into: the run will say so
             self._attempt, self._step = self._run.attempt(), self._saved()
@@ -104,15 +104,14 @@ class Followed:
         return self._run.attempt() > self._attempt
 
     def begin(self) -> None:
-        settings = self._job.settings
-        self._reporter = self._reporter or progress.on_stderr(f" {settings.labels} seed {settings.seed}")
+        settings = self._work.job.settings
+        self._reporter = self._work.reporter or progress.on_stderr(f" {settings.labels} seed {settings.seed}")
         self.shown, self._attempt = True, self._run.attempt()
         self._reporter.start(f"{settings.data} {settings.method}", self._step, settings.steps)
-        if self._note:
-            self._reporter.note(self._note)
+        if self._work.note:
+            self._reporter.note(self._work.note)
 
     def look(self) -> None:
-        assert self._reporter is not None
         attempt = self._run.attempt()
         if attempt > self._attempt:
             self._attempt, self._evaluated, self._step = attempt, self._saved(), self._saved()
@@ -129,7 +128,7 @@ class Followed:
         self._advance(self._saved())
 
     def _advance(self, step: int) -> None:
-        if step > self._step and self._reporter is not None:
+        if step > self._step:
             self._step = step
             self._reporter.steps(step, self._values)
 
@@ -139,7 +138,6 @@ class Followed:
         return max(0, checkpoint.step_of(found[0])) if found else 0
 
     def end(self, notes: Sequence[str] = ()) -> None:
-        if self.shown and self._reporter is not None:
-            for text in notes:
-                self._reporter.note(text)
-            self._reporter.close()
+        for text in notes:
+            self._reporter.note(text)
+        self._reporter.close()

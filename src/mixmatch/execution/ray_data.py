@@ -63,15 +63,15 @@ class Worker:
     """What Ray keeps in a process of its own."""
 
     def __init__(self, make: Callable[[Place], Callable[[int], dict[str, Any]]], place: Place) -> None:
-        self._do: Callable[[int], dict[str, Any]] | None = None
         try:
             self._do = make(place)
         except MixMatchError as error:  # Ray would start it again and again
-            self._error = str(error)
+            answer = {"error": str(error)}
+            self._do = lambda number: answer
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
         try:
-            answer = {"error": self._error} if self._do is None else self._do(int(batch["number"][0]))
+            answer = self._do(int(batch["number"][0]))
         except MixMatchError as error:
             answer = {"error": str(error)}
         return {"answer": [json.dumps(answer)]}
