@@ -187,14 +187,14 @@ def test_progress_is_read_from_the_folder(tmp_path: Path) -> None:
 
 
 class Cluster:
+    """Nodes with so many cores, and each with so many GPUs."""
+
     def __init__(self, cpus: list[int], gpus: int) -> None:
         self.cpus, self.gpus = cpus, gpus
 
-    def cluster_resources(self) -> dict[str, float]:
-        return {"CPU": sum(self.cpus), **({"GPU": self.gpus} if self.gpus else {})}
-
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"Alive": True, "Resources": {"CPU": count}} for count in self.cpus]
+        gpus = {"GPU": self.gpus} if self.gpus else {}
+        return [{"Alive": True, "Resources": {"CPU": count, **gpus}} for count in self.cpus]
 
 
 def test_what_a_task_gets() -> None:
@@ -202,8 +202,8 @@ def test_what_a_task_gets() -> None:
     assert share_of(Cluster([8, 5], 0), {"auto"}) == ("cpu", 2, 6)
     assert share_of(Cluster([1, 1], 0), {"auto"}) == ("cpu", 1, 2)
     assert share_of(Cluster([8, 8], 4), {"cpu"}).device == "cpu"
-    assert share_of(Cluster([8, 8], 4), {"auto"}) == ("cuda", 1, 4)
-    assert share_of(Cluster([8], 0), {"cuda"}).device == "cuda"  # a cluster that grows when asked
+    assert share_of(Cluster([16, 8], 4), {"auto"}) == ("cuda", 2, 8)
+    assert share_of(Cluster([8], 0), {"cuda"}) == ("cuda", 1, 0)  # a cluster that grows when asked
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense"])

@@ -63,10 +63,10 @@ class Ray(Elsewhere):
     def sending(self, jobs: Sequence[tuple[int, Job]]) -> Iterator[Answers]:
         ray = connect(self._address)
         place = share_of(ray, {job.device for _, job in jobs})
-        limit, threads = (1, place.cores) if place.device == "cpu" else (None, None)
+        limit = 1 if place.device == "cpu" else None
         task = ray.remote(**place.needs, max_retries=RETRIES)(do)
         sent = {
-            task.remote(worker.order(group, place.device, threads)): [number for number, _ in group]
+            task.remote(worker.order(group, place.device, place.cores)): [number for number, _ in group]
             for group in worker.group(jobs, place.places, limit)
         }
 
@@ -139,13 +139,25 @@ def _knock(address: str) -> None:
 
 def share_of(ray: Any, devices: set[str]) -> Place:
     """What a task needs. Jobs that do not name a device use GPUs if the cluster has any."""
-    gpus = int(ray.cluster_resources().get("GPU", 0))
-    if any(name.startswith("cuda") for name in devices) or (gpus and devices == {"auto"}):
-        return Place("cuda", 1, gpus)
-    cores = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+    gpu = with_gpu(ray)
+    if any(name.startswith("cuda") for name in devices) or (gpu and devices == {"auto"}):
+        return gpu or Place("cuda", 1, 0)
+    cores = [int(node.get("CPU", 0)) for node in _nodes(ray)]
     # Ray would have one thread per process. Here it is as many as without Ray, and a run's bits are the same.
     threads = max(1, min(torch.get_num_threads(), max(cores)))
     return Place("cpu", threads, sum(count // threads for count in cores))
+
+
+def with_gpu(ray: Any) -> Place | None:
+    """A GPU and its part of its node's cores; None if the cluster has no GPU."""
+    gpus = [(int(node["GPU"]), int(node.get("CPU", 1))) for node in _nodes(ray) if node.get("GPU", 0) >= 1]
+    cores = [cores // count for count, cores in gpus]
+    return Place("cuda", max(1, min(cores)), sum(count for count, _ in gpus)) if gpus else None
+
+
+def _nodes(ray: Any) -> list[dict[str, float]]:
+    """What each node of the cluster has."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def _failed(error: Exception) -> Answer:

@@ -13,7 +13,7 @@ from typing import Any
 
 from mixmatch.errors import MixMatchError, not_installed
 from mixmatch.execution.ray import Place as Place
-from mixmatch.execution.ray import connect
+from mixmatch.execution.ray import connect, with_gpu
 
 BLOCKS = 10_000
 """At most so many blocks, into which Ray Data divides the list: each is done by one process."""
@@ -80,10 +80,9 @@ class Worker:
 def place_of(ray: Any, device: str) -> Place:
     """What a process needs: a GPU and its part of the node's cores, or one core. (Threads of PyTorch that wait for each
     other take two to three times the processor time on a busy machine.)"""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    gpus = [(int(node["GPU"]), int(node.get("CPU", 1))) for node in nodes if node.get("GPU", 0) >= 1]
-    if device.startswith("cuda") or (gpus and device == "auto"):
-        if not gpus:
+    gpu = with_gpu(ray)
+    if device.startswith("cuda") or (gpu and device == "auto"):
+        if not gpu:
             raise MixMatchError(f"device={device}: the cluster has no GPU")
-        return Place("cuda", max(1, min(cores // count for count, cores in gpus)), sum(count for count, _ in gpus))
-    return Place("cpu", 1, sum(int(node.get("CPU", 0)) for node in nodes))
+        return gpu
+    return Place("cpu", 1, sum(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]))
