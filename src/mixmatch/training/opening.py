@@ -44,12 +44,13 @@ def open_data(
     *,
     strict: bool = False,
     device: str | torch.device = "auto",
+    read: UserData | None = None,
 ) -> Data:
     """Read the data that the settings name, or the part of it that is a teacher's, a student's or a search's, and split
-    it."""
+    it. User data that was `read` before is not read again."""
     if VALIDATION in settings.data_options:
         options = {name: value for name, value in settings.data_options.items() if name != VALIDATION}
-        whole = open_data(replace(settings, data_options=options), data_dir, strict=strict, device=device)
+        whole = open_data(replace(settings, data_options=options), data_dir, strict=strict, device=device, read=read)
         return for_validation(whole, settings.data_options[VALIDATION], settings.seed)
     for part, opener in (("shard", open_shard), ("student", open_student)):
         if part in settings.data_options:
@@ -63,7 +64,8 @@ def open_data(
         split = split_of(source, settings)
         data = Data(source, split, Basis(f"its {len(split.test):,} test images"))
         return embedded(data, settings, device, cache_folder(data_folder(data_dir), strict=strict))
-    read = data_.read_user_data(Path(settings.data), data_.Reading.of(settings.data_options))
+    if read is None:
+        read = data_.read_user_data(Path(settings.data), data_.Reading.of(settings.data_options))
     return user_data(read, settings, device)
 
 

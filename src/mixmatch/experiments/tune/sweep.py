@@ -21,7 +21,7 @@ from mixmatch.experiments.tune.space import Choices, Space, space_of
 from mixmatch.settings import Settings
 from mixmatch.text import count
 from mixmatch.training.job import Job, Work
-from mixmatch.training.opening import open_data, say_findings, user_data
+from mixmatch.training.opening import open_data, say_findings
 from mixmatch.training.plan import plan
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record, RunFolder
@@ -112,12 +112,9 @@ class Sweep:
         return replace(self.base, settings=settings, out=self.folder(trial, fold), given=given, resume=True)
 
     def open(self, settings: Settings) -> Data:
-        """The data of a trial's run, as `open_data` opens it; user data is read once."""
-        if self.read is None:
-            return open_data(settings, self.base.data_dir, strict=self.base.strict, device=self.base.device)
-        options = {name: value for name, value in settings.data_options.items() if name != OPTION}
-        whole = user_data(self.read, replace(settings, data_options=options), self.base.device)
-        return for_validation(whole, settings.data_options[OPTION], settings.seed)
+        """The data of a trial's run; user data is read once."""
+        job = self.base
+        return open_data(settings, job.data_dir, strict=job.strict, device=job.device, read=self.read)
 
     def work(self, trial: int, fold: int, values: Mapping[str, Any], reporter: Reporter) -> Work:
         job = self.job(trial, fold, values)
@@ -157,14 +154,13 @@ def make_sweep(
         name = Path(data).resolve().name if is_path(data) else data
         out = Path("runs") / f"tune-{name}-{job.settings.method}"
     space = space_of(job.settings, job.given or (), search, only)
-    if not is_path(data):
-        whole = open_data(job.settings, job.data_dir, strict=job.strict, device=job.device)
+    read = read_user_data(Path(data), Reading.of(job.settings.data_options)) if is_path(data) else None
+    if read is not None and not out.exists():
+        say_findings(read, job.settings, job.settings.build_method(), say)
+    whole = open_data(job.settings, job.data_dir, strict=job.strict, device=job.device, read=read)
+    if read is None:
         valid = for_validation(whole, {}, job.settings.seed)
         return Sweep(out, job, space, (len(valid.split.valid),), fingerprint(whole), note=work.note)
-    read = read_user_data(Path(data), Reading.of(job.settings.data_options))
-    if not out.exists():
-        say_findings(read, job.settings, job.settings.build_method(), say)
-    whole = user_data(read, job.settings, job.device)
     folds = number_of_folds(whole)
     if folds == 0:
         raise MixMatchError(f"no class of {data} has two labels: one to learn from and one to validate; add labels")
