@@ -235,14 +235,15 @@ def test_a_long_name_makes_a_short_folder() -> None:
 def test_two_threads_train_as_one_after_the_other(tmp_path: Path) -> None:
     """Dropout draws from PyTorch's one generator in every step."""
 
-    def train(name: str, seed: int) -> None:
+    def train(name: str, seed: int, network: nn.Module) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            mixmatch.train("digits", network=small(seed), seed=seed, out=tmp_path / name, steps=60, **SHORT)
+            mixmatch.train("digits", network=network, seed=seed, out=tmp_path / name, steps=60, **SHORT)
 
     for seed in (1, 2):
-        train(f"alone-{seed}", seed)
-    threads = [threading.Thread(target=train, args=(f"both-{seed}", seed)) for seed in (1, 2)]
+        train(f"alone-{seed}", seed, small(seed))
+    # The networks are built here: in the threads they would draw their weights from the generator of the other's run.
+    threads = [threading.Thread(target=train, args=(f"both-{seed}", seed, small(seed))) for seed in (1, 2)]
     for thread in threads:
         thread.start()
     for thread in threads:
