@@ -81,16 +81,8 @@ def read_arrays(path: str | os.PathLike[str], *, labels_file: str | os.PathLike[
         inputs: Array = np.concatenate([encoding.apply_matrix(rows) for rows in x])
     else:
         inputs, findings = to_images(x, path.name)
-    return UserData(
-        name=path.name,
-        classes=numbered.classes,
-        inputs=inputs if len(numbered.rows) == len(files) else inputs[numbered.rows],
-        labels=numbered.labels,
-        files=tuple(files[row] for row in numbered.rows),
-        part=numbered.part,
-        findings=(*findings, *numbered.findings),
-        encoding=encoding,
-    )
+    inputs = inputs if len(numbered.rows) == len(files) else inputs[numbered.rows]
+    return numbered.with_inputs(inputs, findings, encoding=encoding)
 
 
 def read_labeled_arrays(
@@ -112,16 +104,7 @@ def read_labeled_arrays(
         raise MixMatchError(f"the model takes images, but {path} has {block.key} of shape {block.x.shape}")
     else:
         inputs = encoding.apply_matrix(block.x)
-    return UserData(
-        name=path.name,
-        classes=numbered.classes,
-        inputs=inputs[numbered.rows],
-        labels=numbered.labels,
-        files=tuple(files[row] for row in numbered.rows),
-        part=numbered.part,
-        findings=numbered.findings,
-        encoding=encoding if block.x.ndim == 2 else None,
-    )
+    return numbered.with_inputs(inputs[numbered.rows], encoding=encoding if block.x.ndim == 2 else None)
 
 
 def _read(path: Path, labels_file: str | os.PathLike[str] | None) -> tuple[list[Block], list[str] | None]:

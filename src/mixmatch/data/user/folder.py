@@ -89,13 +89,10 @@ def list_folder(path: str | os.PathLike[str], labels_file: str | os.PathLike[str
     """The images of a folder and their labels, see `read_folder`, before any of them is opened."""
     root = Path(path).expanduser()
     tree = scan(root)
-    if labels_file is None:
-        entries, findings = label_by_folder(tree)
-        how = f"put images into {root}/<class>/ and {root}/{UNLABELED}/"
-    else:
-        entries, findings = _label_by_csv(tree.entries, root, read_csv(Path(labels_file).expanduser()))
+    entries, findings = _label(tree, root, labels_file)
+    how = f"put images into {root}/<class>/ and {root}/{UNLABELED}/"
+    if labels_file is not None:
         how = f"name images and their labels in {labels_file}"
-    findings = [*left_out(tree), *findings]
     if not entries:
         if loose := len(tree.entries):
             raise MixMatchError(f"{root} has {count(loose, 'image')}, but none in a folder of its class: {how}")
@@ -119,36 +116,30 @@ def read_labeled_folder(
     channels, height, width = input_shape
     if height != width or channels not in (1, 3):
         raise MixMatchError(f"the model takes images of shape {tuple(input_shape)}, not image files: give an array")
-    tree, name = scan(path), path.resolve().name
-    if labels_file is None:
-        found, findings = label_by_folder(tree)
-    else:
-        found, findings = _label_by_csv(tree.entries, path, read_csv(Path(labels_file).expanduser()))
+    found, findings = _label(scan(path), path, labels_file)
     if not found:
         raise MixMatchError(f"there are no labeled images in {path}: put them into {path}/<class>/")
     labels, part, files = [e.label for e in found], [e.part for e in found], [e.file for e in found]
-    numbered = match_labels(labels, part, files, name, classes, noun="image")
+    numbered = match_labels(labels, part, files, path.resolve().name, classes, noun="image")
     entries = [found[row] for row in numbered.rows]
     decoded = decode_all(path, tuple(e.identity for e in entries), height, channels, cache_folder(path), progress)
     fine = [row for row, header in enumerate(decoded.headers) if isinstance(header, Header)]
-    damaged = [(e.file, h) for e, h in zip(entries, decoded.headers, strict=True) if isinstance(h, Unreadable)]
     return UserData(
-        name=name,
+        name=numbered.name,
         classes=numbered.classes,
         inputs=decoded.images,
         labels=numbered.labels[fine],
         files=tuple(entries[row].file for row in fine),
         part=numbered.part[: len(fine)],
-        findings=(*left_out(tree), *findings, *_unreadable_files(damaged), *numbered.findings),
+        findings=(*findings, *_unreadable_files(entries, decoded.headers), *numbered.findings),
     )
 
 
 def assemble(folder: Listed, decoded: DecodedFolder) -> UserData:
     """The images of a folder, once they are decoded, as user data."""
     entries = folder.entries
-    unreadable = [(e.file, h) for e, h in zip(entries, decoded.headers, strict=True) if isinstance(h, Unreadable)]
     readable = [(e, h) for e, h in zip(entries, decoded.headers, strict=True) if isinstance(h, Header)]
-    findings = [*folder.findings, *_unreadable_files(unreadable)]
+    findings = [*folder.findings, *_unreadable_files(entries, decoded.headers)]
     try:
         numbered = number_labels(
             [entry.label for entry, _ in readable],
@@ -169,14 +160,9 @@ def assemble(folder: Listed, decoded: DecodedFolder) -> UserData:
         findings.append(Finding("empty-class", message, (), "replace the images"))
     kept = [readable[row] for row in rows]
     tested = [entry.file for (entry, _), part in zip(kept, numbered.part, strict=True) if part == TEST]
-    return UserData(
-        name=folder.name,
-        classes=numbered.classes,
-        inputs=images,
-        labels=numbered.labels,
-        files=tuple(entry.file for entry, _ in kept),
-        part=numbered.part,
-        findings=(*findings, *numbered.findings),
+    return numbered.with_inputs(
+        images,
+        findings,
         sizes=np.array([(header.width, header.height) for _, header in kept], np.int32),
         modes=tuple(header.mode for _, header in kept),
         test_folder=None if not folder.sorted else tested[0].split("/")[0] if tested else TEST,
@@ -189,7 +175,8 @@ def _explained(message: str, findings: Iterable[Finding]) -> MixMatchError:
     return MixMatchError("; ".join([message, *(found.message for found in findings if found.kind in kinds)]))
 
 
-def _unreadable_files(files: Sequence[tuple[str, Unreadable]]) -> Iterator[Finding]:
+def _unreadable_files(entries: Sequence[Entry], headers: Sequence[Header | Unreadable]) -> Iterator[Finding]:
+    files = [(e.file, header) for e, header in zip(entries, headers, strict=True) if isinstance(header, Unreadable)]
     for kind, too_large, advice in (
         ("unreadable", False, "replace or remove them"),
         ("too-large", True, "make them smaller, or remove them if you do not know where they come from"),
@@ -201,6 +188,15 @@ def _unreadable_files(files: Sequence[tuple[str, Unreadable]]) -> Iterator[Findi
 
 
 # ----------------------------------------------------------------------------------------------- which class
+
+
+def _label(tree: Tree, root: Path, labels_file: str | os.PathLike[str] | None) -> tuple[list[Entry], list[Finding]]:
+    """The images with their labels, by folder or by a CSV file, and what was odd or is left out."""
+    if labels_file is None:
+        entries, findings = label_by_folder(tree)
+    else:
+        entries, findings = _label_by_csv(tree.entries, root, read_csv(Path(labels_file).expanduser()))
+    return entries, [*left_out(tree), *findings]
 
 
 def label_by_folder(tree: Tree) -> tuple[list[Entry], list[Finding]]:

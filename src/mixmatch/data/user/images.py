@@ -10,7 +10,7 @@ import os
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
@@ -135,15 +135,12 @@ def quiet_pillow() -> Iterator[None]:
         yield
 
 
-def _plain(path: Path | IO[bytes]) -> AbstractContextManager[IO[bytes]]:
-    """A file to read pixels from. A pipe among the images would be waited for, a device never end."""
-    return open_plain(path, MOST_BYTES, follow=True) if isinstance(path, Path) else nullcontext(path)
-
-
 @contextmanager
 def _opened(path: Path | IO[bytes]) -> Iterator[Image.Image]:
     try:
-        with _plain(path) as file, Image.open(file, formats=FORMATS) as image:
+        # A pipe among the images would be waited for, a device never end.
+        content = open_plain(path, MOST_BYTES, follow=True) if isinstance(path, Path) else nullcontext(path)
+        with content as file, Image.open(file, formats=FORMATS) as image:
             if max(image.size) > MAX_SIDE:
                 raise ImageTooLarge(f"{max(image.size):,} pixels in a row are more than {MAX_SIDE:,}")
             if image.width * image.height > MAX_PIXELS:
@@ -164,14 +161,11 @@ def _opened(path: Path | IO[bytes]) -> Iterator[Image.Image]:
 
 
 def _header(image: Image.Image) -> Header:
-    return Header(image.width, image.height, image.mode, _is_gray(image))
-
-
-def _is_gray(image: Image.Image) -> bool:
+    gray = image.mode in GRAY or image.mode.startswith("I;")
     if image.mode in ("P", "PA"):
         palette = np.array(image.getpalette() or [0, 0, 1], np.uint8).reshape(-1, 3)
-        return bool((palette == palette[:, :1]).all())
-    return image.mode in GRAY or image.mode.startswith("I;")
+        gray = bool((palette == palette[:, :1]).all())
+    return Header(image.width, image.height, image.mode, gray)
 
 
 def _flat(image: Image.Image) -> Image.Image:
@@ -214,10 +208,16 @@ class DecodedFolder:
     identities: tuple[Identity, ...]
     headers: tuple[Header | Unreadable, ...]
 
+    def header_of(self) -> dict[Identity, Header | Unreadable]:
+        return dict(zip(self.identities, self.headers, strict=True))
+
     def rows(self) -> dict[Identity, int]:
         """Which row of `images` a readable file has."""
         readable = (i for i, header in zip(self.identities, self.headers, strict=True) if isinstance(header, Header))
         return {identity: row for row, identity in enumerate(readable)}
+
+
+NOTHING = DecodedFolder(np.empty((0, 0, 0, 0), np.uint8), (), ())
 
 
 def decode_all(
@@ -228,7 +228,8 @@ def decode_all(
     cache: Path,
     progress: Callback | None = None,
 ) -> DecodedFolder:
-    """The images of these files, in order, memory-mapped from the cache, which is filled first if it has to be."""
+    """The images of these files, in order, memory-mapped from the cache, which is filled first if it has to be. What
+    was decoded before is copied, so a user who labels a few more images waits for those images only."""
     family = f"own-{digest(str(root.resolve()))[:8]}-{image_size or 'auto'}-{channels or 'auto'}"
     path = cache / f"{family}-{digest(json.dumps([CACHE_FORMAT, image_size, channels, identities]))}.npy"
     if (decoded := _cached(path)) is not None and decoded.identities == identities:
@@ -236,8 +237,12 @@ def decode_all(
     stale = earlier(path)
     what = f"the {count(len(identities), 'decoded image')}"
     with quiet_pillow(), new_file(path, what, "choose another place for them") as part:
-        known = next(filter(None, map(_cached, stale)), None)
-        headers = _decode_to(part, root, identities, image_size, channels, known, progress)
+        known = next(filter(None, map(_cached, stale)), NOTHING)
+        shape = shape_of(root, identities, image_size, channels, known)
+        headers = decode_rows(part, root, identities, shape, known, progress)
+        if isinstance(headers[0], Unreadable) and not any(isinstance(header, Header) for header in headers):
+            example = f"{identities[0][0]}: {headers[0].reason}"
+            raise MixMatchError(f"none of the images in {root} can be read, for example {example}")
         content = {"format": CACHE_FORMAT, "files": identities, "headers": [asdict(header) for header in headers]}
         with temporary(path.with_suffix(".json")) as description:
             description.write_text(json.dumps(content), encoding="utf-8")
@@ -302,37 +307,17 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _decode_to(
-    path: Path,
-    root: Path,
-    identities: Sequence[Identity],
-    image_size: int | None,
-    channels: int | None,
-    known: DecodedFolder | None,
-    progress: Callback | None,
-) -> list[Header | Unreadable]:
-    """Decode the files into one .npy file. What is `known` is copied, so a user who labels a few more images waits for
-    those images only."""
-    before = dict(zip(known.identities, known.headers, strict=True)) if known is not None else {}
-    shape = shape_of(root, identities, image_size, channels, before)
-    headers = decode_rows(path, root, identities, shape, known, progress)
-    if isinstance(headers[0], Unreadable) and not any(isinstance(header, Header) for header in headers):
-        example = f"{identities[0][0]}: {headers[0].reason}"
-        raise MixMatchError(f"none of the images in {root} can be read, for example {example}")
-    return headers
-
-
 def shape_of(
     root: Path,
     identities: Sequence[Identity],
     image_size: int | None,
     channels: int | None,
-    before: Mapping[Identity, Header | Unreadable] | None = None,
+    known: DecodedFolder = NOTHING,
 ) -> Shape:
     """(height, width, channels) that files are decoded to: what is not given follows from all their headers."""
     if image_size is None or channels is None:
-        known = before or {}
-        probed = parallel_map(lambda i: known.get(i) or probe(root / i[0]), identities)
+        before = known.header_of()
+        probed = parallel_map(lambda i: before.get(i) or probe(root / i[0]), identities)
         readable = [header for header in probed if isinstance(header, Header)]
         image_size = image_size or default_size(readable)
         channels = channels or (1 if readable and all(header.gray for header in readable) else 3)
@@ -344,22 +329,22 @@ def decode_rows(
     root: Path,
     identities: Sequence[Identity],
     shape: Shape,
-    known: DecodedFolder | None = None,
+    known: DecodedFolder = NOTHING,
     progress: Callback | None = None,
     workers: int | None = None,
 ) -> list[Header | Unreadable]:
     """Decode the files into one .npy file, a row for each readable one, or copy the row of one decoded before."""
-    before = dict(zip(known.identities, known.headers, strict=True)) if known is not None else {}
-    rows = known.rows() if known is not None and known.images.shape[1:] == shape else {}
+    before = known.header_of()
+    rows = known.rows() if known.images.shape[1:] == shape else {}
     large = threading.Lock()
 
     def row_of(identity: Identity) -> tuple[npt.NDArray[np.uint8] | None, Header | Unreadable]:
-        if known is not None and identity in rows:
+        if identity in rows:
             return known.images[rows[identity]], before[identity]
         try:
             return decode_image(root / identity[0], *shape, large=large)
         except UnreadableImage as error:
-            return None, _unreadable(error)
+            return None, Unreadable(str(error), isinstance(error, ImageTooLarge))
 
     headers: list[Header | Unreadable] = []
 
@@ -381,25 +366,19 @@ def probe(file: Path) -> Header | Unreadable:
         with _opened(file) as image:
             return _header(image)
     except UnreadableImage as error:
-        return _unreadable(error)
-
-
-def _unreadable(error: UnreadableImage) -> Unreadable:
-    return Unreadable(str(error), isinstance(error, ImageTooLarge))
+        return Unreadable(str(error), isinstance(error, ImageTooLarge))
 
 
 def headers_from(content: Sequence[dict[str, Any]]) -> tuple[Header | Unreadable, ...]:
     """From JSON. A `ValueError`, `TypeError` or `KeyError` if it says something else."""
-    return tuple(map(_header_from, content))
-
-
-def _header_from(content: dict[str, Any]) -> Header | Unreadable:
-    header = Unreadable(**content) if "reason" in content else Header(**content)
-    if [*map(type, vars(header).values())] != ([int, int, str, bool] if isinstance(header, Header) else [str, bool]):
-        raise ValueError("it describes no image")
-    if isinstance(header, Header) and not (0 < header.width < 2**31 and 0 < header.height < 2**31):
-        raise ValueError("no image has that size")
-    return header
+    headers = tuple(Unreadable(**each) if "reason" in each else Header(**each) for each in content)
+    for header in headers:
+        kinds = [int, int, str, bool] if isinstance(header, Header) else [str, bool]
+        if [*map(type, vars(header).values())] != kinds:
+            raise ValueError("it describes no image")
+        if isinstance(header, Header) and not (0 < header.width < 2**31 and 0 < header.height < 2**31):
+            raise ValueError("no image has that size")
+    return headers
 
 
 def _cached(path: Path) -> DecodedFolder | None:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mixmatch.data.source import UNKNOWN, Rows
+from mixmatch.data.user.columns import Places
 from mixmatch.errors import MixMatchError
 from mixmatch.text import count, listed
 
@@ -119,15 +120,29 @@ class UserData(Rows):
 
 @dataclass(frozen=True)
 class Numbered:
-    """Labels as numbers, once the classes are known."""
+    """The rows that are used, with labels as numbers, once the classes are known."""
 
+    name: str
     classes: tuple[str, ...]
     rows: npt.NDArray[np.int64]
-    """Which rows are used, train before test; the others are test rows that cannot be scored."""
+    """Which they are, train before test; the others are test rows that cannot be scored."""
     labels: npt.NDArray[np.int64]
-    """Of those rows."""
+    files: Sequence[str]
     part: tuple[Part, ...]
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...]
+
+    def with_inputs(self, inputs: npt.NDArray[Any], findings: Iterable[Finding] = (), **known: Any) -> UserData:
+        """The data, given the inputs of these rows, what reading them found, and what else is `known` of them."""
+        return UserData(
+            inputs,
+            self.labels,
+            name=self.name,
+            classes=self.classes,
+            files=self.files,
+            part=self.part,
+            findings=(*findings, *self.findings),
+            **known,
+        )
 
 
 def number_labels(
@@ -192,7 +207,7 @@ def number_labels(
         advice = f"train with the supervised method, or add unlabeled data ({how})"
         findings.append(Finding("no-unlabeled", message, (), advice))
     kept = tuple(part[row] for row in rows)
-    return Numbered(tuple(classes), rows, numbers, kept, tuple(findings))
+    return Numbered(name, tuple(classes), rows, numbers, _take(files, rows), kept, tuple(findings))
 
 
 def match_labels(
@@ -229,9 +244,13 @@ def match_labels(
         )
         advice = "check the spelling, or train with that class"
         findings.append(Finding("unknown-class", message, tuple(files[row] for row in strange), advice))
-    numbers = np.array([number[str(labels[row])] for row in rows], np.int64)
+    numbers, used = np.array([number[str(labels[row])] for row in rows], np.int64), np.array(rows, np.int64)
     tested: list[Part] = ["test"] * len(rows)
-    return Numbered(tuple(classes), np.array(rows, np.int64), numbers, tuple(tested), tuple(findings))
+    return Numbered(name, tuple(classes), used, numbers, _take(files, used), tuple(tested), tuple(findings))
+
+
+def _take(files: Sequence[str], rows: npt.NDArray[np.int64]) -> Sequence[str]:
+    return files.take(rows) if isinstance(files, Places) else tuple(files[row] for row in rows)
 
 
 def class_order(classes: Iterable[str]) -> list[str]:

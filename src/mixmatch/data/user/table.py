@@ -188,19 +188,9 @@ def read_table(
     encoding, findings = fit(table.select(features, train))
     if not encoding.columns:
         raise MixMatchError(f"{table.path} has no column to learn from: {findings[0].message}")
-    return UserData(
-        name=table.path.name,
-        classes=numbered.classes,
-        inputs=encoding.apply(table.select(features, numbered.rows)),
-        labels=numbered.labels,
-        files=_take(names, numbered.rows),
-        part=numbered.part,
-        findings=(
-            *findings,
-            *_repeated_ids(names, id_column),
-            *_odd_labels(numbered, label_column),
-            *numbered.findings,
-        ),
+    return numbered.with_inputs(
+        encoding.apply(table.select(features, numbered.rows)),
+        (*findings, *_repeated_ids(names, id_column), *_odd_labels(numbered, label_column)),
         encoding=replace(encoding, id_column=id_column),
     )
 
@@ -221,16 +211,7 @@ def read_labeled_table(
     labels, part = _labels(table.text(label_column, "label_column=")), _parts(table, part_column)
     names = row_names(table, id_column or (encoding.id_column if encoding.id_column in table.header else None))
     numbered = match_labels(labels, part, names, table.path.name, classes, noun="row")
-    return UserData(
-        name=table.path.name,
-        classes=numbered.classes,
-        inputs=encoding.apply(table.select(table.header, numbered.rows)),
-        labels=numbered.labels,
-        files=_take(names, numbered.rows),
-        part=numbered.part,
-        findings=numbered.findings,
-        encoding=encoding,
-    )
+    return numbered.with_inputs(encoding.apply(table.select(table.header, numbered.rows)), encoding=encoding)
 
 
 def row_names(table: Table, id_column: str | None = None, before: str = "") -> Sequence[str]:
@@ -239,10 +220,6 @@ def row_names(table: Table, id_column: str | None = None, before: str = "") -> S
     if id_column is None:
         return places
     return [name or place for name, place in zip(table.text(id_column, "id_column="), places, strict=True)]
-
-
-def _take(names: Sequence[str], rows: npt.NDArray[np.int64]) -> Sequence[str]:
-    return names.take(rows) if isinstance(names, Places) else tuple(names[row] for row in rows)
 
 
 def _repeated_ids(names: Sequence[str], id_column: str | None) -> list[Finding]:
