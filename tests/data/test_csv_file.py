@@ -160,7 +160,7 @@ def test_names_and_places() -> None:
     assert list(names.counts().items()) == [("c", 2), ("a", 1)]
     assert names.each(len, int).tolist() == [1, 1, 1]
     places = Places("line ", np.array([2, 5, 9]))
-    assert [*places.take(np.array([2, 0]))] == ["line 9", "line 2"]
+    assert [*places[np.array([2, 0])]] == ["line 9", "line 2"]
     assert [*places[1:]] == ["line 5", "line 9"]
 
 

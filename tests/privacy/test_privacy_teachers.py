@@ -186,7 +186,7 @@ def test_other_public_images(tmp_path):
         ({"labels": 649}, "labels=649: a shard has 648 images"),
         ({"labels": 0}, "labels=0: a shard has 648 images"),
         ({"queries": "nothing"}, "unknown public images 'nothing'"),
-        ({"queries": "missing.npy"}, "missing.npy does not exist"),
+        ({"queries": "missing.npy"}, "there is no file missing.npy"),
         ({"method": "mixmach"}, "unknown method 'mixmach'"),
         ({"network": "wrn-9-1"}, "depth"),
         ({"steps": 0}, "steps=0 must be"),

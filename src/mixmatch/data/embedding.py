@@ -131,9 +131,12 @@ class _Worker:
         for row, name in enumerate(names):
             if name in known:
                 features[row] = known[name]
-        if not missing:
-            return features
-        saved, done = 0, 0
+        saved = done = 0
+
+        def save() -> None:
+            if file is not None and done > saved:
+                _save(file, names, features, known.keys() | {names[row] for row in missing[:done]})
+
         try:
             for start in range(0, len(missing), BATCH):
                 rows = missing[start : start + BATCH]
@@ -141,12 +144,11 @@ class _Worker:
                 done = start + len(rows)
                 if shown is not None:
                     shown((len(images) - len(missing) + done) * views)
-                if file is not None and done - saved >= SAVE_EVERY:
-                    _save(file, names, features, known.keys() | {names[row] for row in missing[:done]})
+                if done - saved >= SAVE_EVERY:
+                    save()
                     saved = done
         finally:  # Ctrl-C too
-            if file is not None and done > saved:
-                _save(file, names, features, known.keys() | {names[row] for row in missing[:done]})
+            save()
         return features
 
     def _batch(self, images: npt.NDArray[np.uint8], rows: list[int], names: list[bytes], views: int) -> Floats:

@@ -20,10 +20,9 @@ from mixmatch.data.published import svhn
 from mixmatch.data.published.files import data_folder, fetch
 from mixmatch.data.source import UNKNOWN, Rows, Source
 from mixmatch.data.split import Indices, Split
-from mixmatch.data.user.arrays import CONVERTED
+from mixmatch.data.user.arrays import CONVERTED, read_matrix
 from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
-from mixmatch.storage import check_plain
 
 if TYPE_CHECKING:
     from mixmatch.settings import Settings
@@ -105,7 +104,8 @@ def open_shard(settings: Settings, data_dir: str | Path | None, *, strict: bool 
 def public_images(name: str, data_dir: str | Path | None = None, *, strict: bool = False) -> Rows:
     """Images by name: "NAME-test" or "NAME-train" of a data set, or a .npy file of uint8 images (N, H, W, C)."""
     if Path(name).suffix == ".npy":
-        return _read_array(Path(name))
+        images = read_matrix(Path(name))
+        return Rows(images, np.full(len(images), UNKNOWN, np.int64))
     base, _, part = name.rpartition("-")
     if base not in SOURCES or part not in ("test", "train"):
         known = ", ".join(f"{known}-test" for known in SOURCES)
@@ -131,17 +131,6 @@ def _load_test(name: str, folder: Path, strict: bool) -> tuple[Rows, tuple[str, 
         return svhn.load_test(folder, strict), svhn.CLASSES
     except OSError as error:
         raise MixMatchError(f"cannot read {error.filename or name}: {error.strerror or error}") from error
-
-
-def _read_array(path: Path) -> Rows:
-    try:
-        check_plain(path)
-        images = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise MixMatchError(f"{path} does not exist") from None
-    except (OSError, ValueError) as error:
-        raise MixMatchError(f"{path} cannot be read as an array of images ({error})") from None
-    return Rows(images, np.full(len(images), UNKNOWN, np.int64))
 
 
 # -- a student's pool --------------------------------------------------------------------------------------------------

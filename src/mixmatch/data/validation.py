@@ -41,24 +41,18 @@ def for_validation(data: Data, option: Any, seed: int) -> Data:
     """The data without its test rows. What is evaluated on are the validation rows of the split, or of user data the
     labeled rows of one fold, which are then not trained on, not even as unlabeled ones."""
     source, split = data.source, data.split
-    held: Indices | None = None
     match option:  # which may come from anybody's config.json
         case {"fold": int(fold), "folds": int(folds)} if 0 <= fold < folds <= FOLDS:
             labels = source.train.labels[split.labeled]
             held = np.sort(split.labeled[assign_folds(labels, folds, seed) == fold])
+            unlabeled = split.unlabeled[~np.isin(split.unlabeled, held)]
+            split = replace(split, labeled=np.setdiff1d(split.labeled, held), unlabeled=unlabeled, valid=held)
         case {} if not option:
             pass
         case _:
             raise MixMatchError(
                 f"{OPTION} in data_options must be {{}} or name a fold of at most {FOLDS}, not {option!r}"
             )
-    if held is not None:
-        split = replace(
-            split,
-            labeled=np.setdiff1d(split.labeled, held),
-            unlabeled=split.unlabeled[~np.isin(split.unlabeled, held)],
-            valid=held,
-        )
     known = split.valid[source.train.labels[split.valid] != UNKNOWN]
     nothing = np.empty(0, np.int64)
     return replace(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mixmatch import storage
-from mixmatch.data.user.arrays import check_unpacked
+from mixmatch.data.user.arrays import load_arrays
 from mixmatch.data.user.columns import is_number
 from mixmatch.errors import MixMatchError, unknown
 from mixmatch.privacy.checks import PrivacyError
@@ -199,15 +198,10 @@ def array_sha256(array: npt.NDArray[Any]) -> str:
 
 
 def _load_numpy(path: Path) -> npt.NDArray[Any]:
-    if zipfile.is_zipfile(path):
-        check_unpacked(path)
-    loaded = np.load(path, allow_pickle=False)
-    if isinstance(loaded, np.ndarray):
-        return loaded
-    with loaded:
-        if len(loaded.files) != 1:
-            raise PrivacyError(f"{path}: it holds {len(loaded.files)} arrays ({', '.join(loaded.files)}), not one")
-        return np.asarray(loaded[loaded.files[0]])
+    arrays = load_arrays(path)
+    if len(arrays) != 1:
+        raise PrivacyError(f"{path}: it holds {len(arrays)} arrays ({', '.join(arrays)}), not one")
+    return next(iter(arrays.values()))
 
 
 def _load_csv(path: Path) -> npt.NDArray[np.float64]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -109,9 +110,9 @@ def read_labeled_arrays(
 
 def _read(path: Path, labels_file: str | os.PathLike[str] | None) -> tuple[list[Block], list[str] | None]:
     """The arrays of a file, each with its labels by name, and the classes if the file names them."""
-    arrays = _load(path)
+    arrays = load_arrays(path)
     if labels_file is not None:
-        labels = _load(Path(labels_file).expanduser())
+        labels = load_arrays(Path(labels_file).expanduser())
         arrays |= {"y": next((labels[key] for key in (*Y_KEYS, "x") if key in labels), np.empty(0))}
     named = _pick(arrays, CLASSES_KEYS)
     classes = None if named is None else [str(name) for name in _text(named.ravel())]
@@ -120,7 +121,7 @@ def _read(path: Path, labels_file: str | os.PathLike[str] | None) -> tuple[list[
 
 def read_matrix(path: Path) -> Array:
     """The rows `x` of a .npz or .npy file that needs no labels: rows to predict."""
-    x = _pick(_load(path), X_KEYS)
+    x = _pick(load_arrays(path), X_KEYS)
     if x is None:
         raise MixMatchError(f"{path} has no array '{X_KEYS[0]}'")
     _check_rows("x", x, path)
@@ -148,7 +149,8 @@ def input_axes(path: Path) -> int:
 # ------------------------------------------------------------------------------------------------- reading the file
 
 
-def _load(path: Path) -> dict[str, Array]:
+def load_arrays(path: Path) -> dict[str, Array]:
+    """The arrays of a .npz file by name, the one of a .npy file as `x`, memory-mapped. No pickles."""
     try:
         check_plain(path)
         if zipfile.is_zipfile(path):
@@ -167,7 +169,7 @@ def _load(path: Path) -> dict[str, Array]:
     except Exception as error:  # a damaged file makes zipfile, zlib and NumPy raise nearly everything
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # else a seek to nowhere
             reason = error.strerror or str(error)
-        elif "pickle" in str(error) and _starts_with(path, b"\x93NUMPY", b"PK", b"\x80"):
+        elif re.search("pickle|Python objects", str(error)) and _starts_with(path, b"\x93NUMPY", b"PK", b"\x80"):
             reason = "it holds Python objects, which could run anything when loaded; save plain numbers or text"
         elif "encrypted" in str(error) or "strong encryption" in str(error):
             reason = "it is encrypted; unpack it and save its arrays without a password"
@@ -307,7 +309,8 @@ def to_images(
     """Arrays (N, H, W) or (N, H, W, C) as one uint8 array (N, H, W, C), and what had to be converted for it. Numbers
     are multiplied by `scale`; by default it is found out from all of them."""
     findings = []
-    if _channels_first(blocks[0].shape):
+    shape = blocks[0].shape
+    if len(shape) == 4 and shape[1] in (1, 3, 4) and shape[3] > 4:
         blocks = [x.transpose(0, 2, 3, 1) for x in blocks]
         message = f"the images of {name} are taken for (N, C, H, W), channels first"
         findings.append(Finding("channels-first", message, (), "save them as (N, H, W, C) if they are not", "info"))
@@ -327,10 +330,6 @@ def to_images(
     message = f"the images of {name} are {blocks[0].dtype}, not uint8: {kept}"
     findings.append(Finding(CONVERTED, message, (), "save them as uint8 to take less space", "info"))
     return out, findings
-
-
-def _channels_first(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 4 and shape[1] in (1, 3, 4) and shape[3] > 4
 
 
 def scale_of(blocks: Sequence[Array], name: str) -> int:

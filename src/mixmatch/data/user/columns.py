@@ -48,15 +48,13 @@ class Names(Sequence[str]):
     @overload
     def __getitem__(self, row: int) -> str: ...
     @overload
-    def __getitem__(self, row: slice) -> Names: ...
-    def __getitem__(self, row: int | slice) -> str | Names:
-        return Names(self.values, self.codes[row]) if isinstance(row, slice) else self.values[self.codes[row]]
+    def __getitem__(self, row: slice | Rows) -> Names: ...
+    def __getitem__(self, row: int | slice | Rows) -> str | Names:
+        codes: Any = self.codes[row]
+        return Names(self.values, codes) if isinstance(row, slice | np.ndarray) else self.values[codes]
 
     def __iter__(self) -> Iterator[str]:
         return map(self.values.__getitem__, self.codes.tolist())
-
-    def take(self, rows: Rows) -> Names:
-        return Names(self.values, self.codes[rows])
 
     def counts(self) -> Counter[str]:
         """How often there is each, in the order they first come in."""
@@ -85,14 +83,11 @@ class Places(Sequence[str]):
     @overload
     def __getitem__(self, row: int) -> str: ...
     @overload
-    def __getitem__(self, row: slice) -> Places: ...
-    def __getitem__(self, row: int | slice) -> str | Places:
-        if isinstance(row, slice):
-            return Places(self._before, self._lines[row])
+    def __getitem__(self, row: slice | Rows) -> Places: ...
+    def __getitem__(self, row: int | slice | Rows) -> str | Places:
+        if isinstance(row, slice | np.ndarray):
+            return Places(self._before, np.asarray(self._lines)[row])
         return f"{self._before}{self._lines[row]}"
-
-    def take(self, rows: Rows) -> Places:
-        return Places(self._before, np.asarray(self._lines)[rows])
 
 
 class NamesBuilder:
@@ -172,9 +167,7 @@ class Selected(Mapping[str, "Names | Matrix"]):
 
     def __getitem__(self, name: str) -> Names | Matrix:
         values = self._column(name)
-        if self._rows is None:
-            return values
-        return values.take(self._rows) if isinstance(values, Names) else values[self._rows]
+        return values if self._rows is None else values[self._rows]
 
     def __contains__(self, name: object) -> bool:
         return name in self._names

@@ -250,7 +250,7 @@ def match_labels(
 
 
 def _take(files: Sequence[str], rows: npt.NDArray[np.int64]) -> Sequence[str]:
-    return files.take(rows) if isinstance(files, Places) else tuple(files[row] for row in rows)
+    return files[rows] if isinstance(files, Places) else tuple(files[row] for row in rows)
 
 
 def class_order(classes: Iterable[str]) -> list[str]:

@@ -53,18 +53,18 @@ class Table:
         return frozenset(self.header)
 
     def column(self, name: str, parameter: str = "") -> Names | Matrix:
-        """The column of that name, or an error with the nearest name, and the parameter that chooses another."""
+        """The column of that name; `parameter` chooses another."""
+        self.require(name, parameter)
+        return self.read(name)
+
+    def require(self, name: str, parameter: str = "") -> None:
+        """Refuse a name that is not there, without reading the column: with the nearest name, and the parameter."""
         if name in self._names:
-            return self.read(name)
+            return
         near = difflib.get_close_matches(name, self.header, n=1, cutoff=0.6)
         hint = f": did you mean '{near[0]}'?" if near else ""
         other = f"; name the right one with {parameter}" if parameter else ""
         raise MixMatchError(f"{self.path} has no column '{name}'{hint} (it has {listed(self.header, 8)}){other}")
-
-    def require(self, name: str) -> None:
-        """Refuse a name that is not there, without reading the column."""
-        if name not in self._names:
-            self.column(name)
 
     def text(self, name: str, parameter: str = "") -> Names:
         """A column that was asked for as text."""
