@@ -54,14 +54,14 @@ class Prediction(NamedTuple):
     """What the table's id column calls the row."""
 
 
-class Batch(NamedTuple):
-    """N rows to predict, as `Classifier.probabilities` takes them, and the files that could not be read."""
+class Failure(NamedTuple):
+    """A file that could not be read."""
 
-    names: Sequence[str]
-    inputs: npt.NDArray[Any]
-    unreadable: Sequence[tuple[str, str]] = ()
-    ids: Sequence[str | None] | None = None
-    """What a table's id column calls the rows."""
+    file: str
+    error: str
+
+
+Row = Prediction | Failure
 
 
 def predict_files(
@@ -112,8 +112,10 @@ def predict_files(
     if any(map(holds_rows, given)):
         total, batches = _row_batches(classifier, list(map(Path, given)), batch_size, id_column)
     else:
-        total, batches = _image_batches(classifier, given, batch_size)
-    return _predictions(classifier, batches, total, on_error, progress)
+        image_shape(classifier)
+        files = list(find_images(given))
+        total, batches = len(files), predict_images(classifier, files, batch_size)
+    return _predictions(batches, total, on_error, progress)
 
 
 def holds_rows(path: str | os.PathLike[str]) -> bool:
@@ -122,11 +124,7 @@ def holds_rows(path: str | os.PathLike[str]) -> bool:
 
 
 def _predictions(
-    classifier: Classifier,
-    batches: Generator[Batch, None, None],
-    total: int,
-    on_error: OnError | None,
-    progress: Progress | None,
+    batches: Generator[list[Row], None, None], total: int, on_error: OnError | None, progress: Progress | None
 ) -> Generator[Prediction, None, None]:
     done = 0
     if progress is not None:
@@ -135,21 +133,24 @@ def _predictions(
         while True:
             with quiet_pillow():
                 batch = next(batches, None)
-                if batch is None:
-                    return
-                probabilities = classifier.probabilities(batch.inputs)
-            for file, reason in batch.unreadable:
+            if batch is None:
+                return
+            for file, reason in (row for row in batch if isinstance(row, Failure)):
                 if on_error is not None:
                     on_error(file if is_address(file) else Path(file), reason)
                 else:
                     warnings.warn(printable(f"cannot read {file}: {reason}"), stacklevel=2)
-            ids = batch.ids if batch.ids is not None else [None] * len(batch.names)
-            for name, row, row_id in zip(batch.names, probabilities, ids, strict=True):
-                best = int(row.argmax())
-                yield Prediction(name, classifier.classes[best], float(row[best]), row, row_id)
-            done += len(batch.names) + len(batch.unreadable)
+            yield from (row for row in batch if isinstance(row, Prediction))
+            done += len(batch)
             if progress is not None:
                 progress(done, total)
+
+
+def _prediction(
+    classifier: Classifier, name: str, probabilities: npt.NDArray[np.float64], row_id: str | None = None
+) -> Prediction:
+    best = int(probabilities.argmax())
+    return Prediction(name, classifier.classes[best], float(probabilities[best]), probabilities, row_id)
 
 
 # -------------------------------------------------------------------------------------------------- arrays and tables
@@ -157,25 +158,28 @@ def _predictions(
 
 def _row_batches(
     classifier: Classifier, files: list[Path], batch_size: int, id_column: str | None
-) -> tuple[int, Generator[Batch, None, None]]:
-    """The number of rows, and the rows. The files are read whole, before the first prediction."""
-    found: list[Batch] = []
+) -> tuple[int, Generator[list[Row], None, None]]:
+    """The number of rows, and batches of predictions. The files are read whole, before the first prediction."""
+    found: list[tuple[Sequence[str], Sequence[str | None], npt.NDArray[Any]]] = []
     for file in files:
         if file.suffix.lower() not in ROWS:
             raise MixMatchError(f"{file} is not a {' or '.join(ROWS)} file: predict it apart from the others")
         found.append(_read_rows(classifier, file, id_column))
 
-    def batches() -> Generator[Batch, None, None]:
-        for rows in found:
-            for start in range(0, len(rows.names), batch_size):
+    def batches() -> Generator[list[Row], None, None]:
+        for names, ids, inputs in found:
+            for start in range(0, len(names), batch_size):
                 part = slice(start, start + batch_size)
-                yield Batch(rows.names[part], rows.inputs[part], ids=None if rows.ids is None else rows.ids[part])
+                rows = zip(names[part], classifier.probabilities(inputs[part]), ids[part], strict=True)
+                yield [_prediction(classifier, *row) for row in rows]
 
-    return sum(len(rows.names) for rows in found), batches()
+    return sum(len(names) for names, *_ in found), batches()
 
 
-def _read_rows(classifier: Classifier, file: Path, id_column: str | None) -> Batch:
-    """All rows of a file as the classifier takes them."""
+def _read_rows(
+    classifier: Classifier, file: Path, id_column: str | None
+) -> tuple[Sequence[str], Sequence[str | None], npt.NDArray[Any]]:
+    """All rows of a file: what they are called, their ids, and themselves as the classifier takes them."""
     try:
         if file.suffix.lower() in TABLES:
             encoding = classifier.encoding
@@ -183,13 +187,13 @@ def _read_rows(classifier: Classifier, file: Path, id_column: str | None) -> Bat
             written = encoding.categorical if encoding is not None else []
             table = read_rows(file, {*written, *(name for name in (own, id_column) if name is not None)})
             id_column = id_column or (own if own in table.header else None)
-            ids = None if id_column is None else table.text(id_column, "id_column=")
+            ids = [None] * len(table) if id_column is None else table.text(id_column, "id_column=")
             inputs = classifier.encode(table.select(table.header))
-            return Batch(row_names(table, before=f"{file} "), inputs, ids=ids)
+            return row_names(table, before=f"{file} "), ids, inputs
         x = read_matrix(file)
         inputs = classifier.encode(x if x.ndim == 2 else to_images([x], file.name)[0])
         classifier.probabilities(inputs[:1])  # refuses another shape before anything is written
-        return Batch([f"{file} row {row}" for row in range(len(x))], inputs)
+        return [f"{file} row {row}" for row in range(len(x))], [None] * len(x), inputs
     except MixMatchError as error:
         message = str(error)
         raise MixMatchError(message if str(file) in message else f"{file}: {message}") from None
@@ -198,29 +202,27 @@ def _read_rows(classifier: Classifier, file: Path, id_column: str | None) -> Bat
 # --------------------------------------------------------------------------------------------------------------- images
 
 
-def _image_batches(
-    classifier: Classifier, paths: Sequence[str | Path], batch_size: int
-) -> tuple[int, Generator[Batch, None, None]]:
-    """The number of image files, and the images, decoded ahead on all cores."""
-    height, width, channels = image_shape(classifier)
-    files = list(find_images(paths))
-
-    def batches() -> Generator[Batch, None, None]:
-        with closing(decoded(files, classifier.input_shape, batch_size)) as found:
-            for batch in found:
-                readable = [(file, pixels) for file, pixels in batch if not isinstance(pixels, str)]
-                unreadable = [(file, reason) for file, reason in batch if isinstance(reason, str)]
-                images = np.array([pixels for _, pixels in readable], np.uint8).reshape(-1, height, width, channels)
-                yield Batch([name for name, _ in readable], images, unreadable)
-
-    return len(files), batches()
-
-
 def image_shape(classifier: Classifier) -> tuple[int, int, int]:
     """(height, width, channels) of the images that a classifier takes; refused if it takes rows."""
     if len(classifier.input_shape) == 1:
         raise MixMatchError(f"the model takes rows of a table or an array, not images: give {' or '.join(ROWS)} files")
     return classifier.image_shape()
+
+
+def predict_images(
+    classifier: Classifier, files: Sequence[str], batch_size: int, workers: int | None = None
+) -> Generator[list[Row], None, None]:
+    """What the model says of image files, in their order and in batches, decoded ahead on all cores."""
+    height, width, channels = classifier.image_shape()
+    with closing(decoded(files, classifier.input_shape, batch_size, workers)) as batches:
+        for batch in batches:
+            pixels = [content for _, content in batch if not isinstance(content, str)]
+            images = np.array(pixels, np.uint8).reshape(-1, height, width, channels)
+            found = iter(classifier.probabilities(images))
+            yield [
+                Failure(file, content) if isinstance(content, str) else _prediction(classifier, file, next(found))
+                for file, content in batch
+            ]
 
 
 def decoded(

@@ -8,12 +8,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from itertools import islice
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 
 from mixmatch.errors import not_installed
-from mixmatch.predict.files import Prediction
+from mixmatch.predict.files import Failure, Prediction, Row
 from mixmatch.text import csv_line
 
 FIXED = ("file", "class", "probability")
@@ -32,16 +32,6 @@ class Format(StrEnum):
     CSV = "csv"
     JSON = "json"
     PARQUET = "parquet"
-
-
-class Failure(NamedTuple):
-    """A file that could not be read."""
-
-    file: str
-    error: str
-
-
-Row = Prediction | Failure
 
 
 def check_parquet() -> None:

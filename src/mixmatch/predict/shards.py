@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -34,8 +33,8 @@ from mixmatch.data.user.images import quiet_pillow
 from mixmatch.data.user.listing import find_images, is_address
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.ray_data import Place, over_cluster
-from mixmatch.predict.files import Prediction, Progress, decoded, holds_rows, image_shape
-from mixmatch.predict.formats import Failure, Format, Row, check_parquet, write
+from mixmatch.predict.files import Failure, Progress, Row, holds_rows, image_shape, predict_images
+from mixmatch.predict.formats import Format, check_parquet, write
 from mixmatch.predict.store import Store
 from mixmatch.storage import parse_json
 from mixmatch.training.tensors import to_bytes
@@ -248,10 +247,15 @@ class Shards:
         if listed is None:
             raise _gone(self._store)
         rows: list[Row] = []
-        for row in self._rows(self._files(number, listed)):
-            rows.append(row)
-            if len(rows) % self._batch_size == 0:
-                progress(len(rows))
+        files = self._files(number, listed)
+        with (
+            quiet_pillow(),
+            closing(predict_images(self._classifier, files, self._batch_size, self._workers)) as batches,
+        ):
+            for batch in batches:
+                rows += batch
+                if len(batch) == self._batch_size:
+                    progress(len(rows))
         kind = Format(self._plan.about["format"])
         self._store.write(_part(self._plan, number), encoded(kind, rows, self._classifier.classes))
         unreadable = sum(isinstance(row, Failure) for row in rows)
@@ -271,23 +275,6 @@ class Shards:
             place = f"{self._store.where}/_plan/{self._plan.names}/{number:06}.json"
             raise MixMatchError(f"{place} is damaged: choose another output_dir=") from None
         return files
-
-    def _rows(self, files: list[str]) -> Iterator[Row]:
-        """In the order of the files."""
-        model = self._classifier
-        height, width, channels = model.image_shape()
-        with quiet_pillow(), closing(decoded(files, model.input_shape, self._batch_size, self._workers)) as batches:
-            for batch in batches:
-                pixels = [content for _, content in batch if not isinstance(content, str)]
-                images = np.array(pixels, np.uint8).reshape(-1, height, width, channels)
-                probabilities = iter(model.probabilities(images))
-                for file, content in batch:
-                    if isinstance(content, str):
-                        yield Failure(file, content)
-                        continue
-                    row = next(probabilities)
-                    best = int(row.argmax())
-                    yield Prediction(file, model.classes[best], float(row[best]), row)
 
 
 def encoded(kind: Format, rows: Iterable[Row], classes: tuple[str, ...]) -> bytes:
