@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixmatch.data.user.table import read_csv
+from mixmatch.data.user.csv_file import read_csv
 from mixmatch.text import csv_line, from_cell, printable, to_cell
 
 RUNS = ["=1+1", "+49 30", "-x", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1+1", "＠a", "-1+1", "+", "-1e5x"]

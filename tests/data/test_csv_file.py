@@ -12,8 +12,8 @@ import pytest
 
 from mixmatch.data.user import columns, csv_file
 from mixmatch.data.user.columns import Names, NumberStore, Places
-from mixmatch.data.user.csv_file import DECIMAL_COMMA, MARKS
-from mixmatch.data.user.table import read_csv, read_table
+from mixmatch.data.user.csv_file import DECIMAL_COMMA, MARKS, read_csv
+from mixmatch.data.user.table import read_table
 from mixmatch.errors import MixMatchError
 from mixmatch.text import from_cell
 

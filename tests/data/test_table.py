@@ -14,9 +14,10 @@ from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import StandardScaler
 
 from mixmatch.data.source import UNKNOWN
+from mixmatch.data.user.csv_file import read_csv
 from mixmatch.data.user.encoding import Categorical, Encoding, Numeric, fit_categories
 from mixmatch.data.user.rows import UserData
-from mixmatch.data.user.table import read_csv, read_rows, read_table
+from mixmatch.data.user.table import read_rows, read_table
 from mixmatch.errors import MixMatchError
 
 PETS = """weight,color,note,label

@@ -22,7 +22,7 @@ from mixmatch.classifier import Classifier
 from mixmatch.cli import main
 from mixmatch.data.opened import Basis, Data
 from mixmatch.data.split import make_split
-from mixmatch.data.user.table import read_csv
+from mixmatch.data.user.csv_file import read_csv
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.here import run_one
 from mixmatch.report import conclude, gather, render, write_report

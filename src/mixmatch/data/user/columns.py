@@ -1,18 +1,23 @@
-"""Columns of a table, kept small: names as numbers into a list of the different ones, numbers out of memory until they
-are needed."""
+"""A table, its columns kept small: names as numbers into a list of the different ones, numbers out of memory until
+they are needed."""
 
 from __future__ import annotations
 
+import difflib
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import count as counting
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from mixmatch.errors import explaining
+from mixmatch.errors import MixMatchError, explaining
+from mixmatch.text import listed
 
 Matrix = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
@@ -177,3 +182,45 @@ class Selected(Mapping[str, "Names | Matrix"]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, column by column. A column is read when it is asked for."""
+
+    path: Path
+    header: tuple[str, ...]
+    lines: Sequence[int]
+    """Where each row is in the file, for messages."""
+    read: Callable[[str], Names | Matrix]
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self.header)
+
+    def column(self, name: str, parameter: str = "") -> Names | Matrix:
+        """The column of that name; `parameter` chooses another."""
+        self.require(name, parameter)
+        return self.read(name)
+
+    def require(self, name: str, parameter: str = "") -> None:
+        """Refuse a name that is not there, without reading the column: with the nearest name, and the parameter."""
+        if name in self._names:
+            return
+        near = difflib.get_close_matches(name, self.header, n=1, cutoff=0.6)
+        hint = f": did you mean '{near[0]}'?" if near else ""
+        other = f"; name the right one with {parameter}" if parameter else ""
+        raise MixMatchError(f"{self.path} has no column '{name}'{hint} (it has {listed(self.header, 8)}){other}")
+
+    def text(self, name: str, parameter: str = "") -> Names:
+        """A column that was asked for as text."""
+        column = self.column(name, parameter)
+        assert isinstance(column, Names)
+        return column
+
+    def select(self, names: Iterable[str], rows: Rows | None = None) -> Selected:
+        """Some rows of some columns, for an encoding."""
+        return Selected(tuple(names), self.column, rows)

@@ -13,15 +13,14 @@ import io
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from mixmatch.data.user.columns import MISSING, Matrix, Names, NamesBuilder, NumberStore, is_missing
+from mixmatch.data.user.columns import MISSING, Matrix, Names, NamesBuilder, NumberStore, Table, is_missing
 from mixmatch.errors import MixMatchError
 from mixmatch.text import count, from_cell
 
@@ -55,26 +54,8 @@ class Block(NamedTuple):
     columns: Sequence[Names | list[str] | Matrix | None]
 
 
-@dataclass
-class CsvColumns:
-    """The columns of a CSV file. Those that are wanted as text, and those that are no numbers, are `Names`."""
-
-    header: tuple[str, ...]
-    lines: npt.NDArray[np.int64]
-    names: dict[str, Names]
-    numbers: dict[str, int] = field(default_factory=dict)
-    """Their places in the store."""
-    store: NumberStore | None = None
-
-    def column(self, name: str) -> Names | Matrix:
-        if name in self.names:
-            return self.names[name]
-        assert self.store is not None
-        return self.store.column(self.numbers[name])
-
-
-def read_columns(path: Path, text: Collection[str] | None = None) -> CsvColumns:
-    """All columns of a file.
+def read_csv(path: Path, text: Collection[str] | None = None) -> Table:
+    """A CSV file in UTF-8 with a header; commas, semicolons (then decimal commas too) or tabs between its fields.
 
     Args:
         text: columns that are wanted as they are written, also if all their cells are numbers; by default all are.
@@ -83,7 +64,7 @@ def read_columns(path: Path, text: Collection[str] | None = None) -> CsvColumns:
     try:
         with path.open("rb") as file:
             lines = _Lines(file)
-            columns = _collect(_Reader(path, lines), text)
+            table = _collect(_Reader(path, lines), text)
     except OSError as error:
         raise MixMatchError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -95,19 +76,20 @@ def read_columns(path: Path, text: Collection[str] | None = None) -> CsvColumns:
                 "quote if it was never closed"
             ) from None
         raise MixMatchError(f"cannot read {path} line {lines.number}: {error}") from None
-    if isinstance(columns, set):  # numbers up to some row, and then not: what they look like is needed after all
-        return read_columns(path, {*(text or ()), *columns})
-    if len(columns.lines) == 0:
+    if isinstance(table, set):  # numbers up to some row, and then not: what they look like is needed after all
+        return read_csv(path, {*(text or ()), *table})
+    if len(table) == 0:
         raise MixMatchError(f"{path} has a header but no rows")
-    return columns
+    return table
 
 
-def _collect(reader: _Reader, text: Collection[str] | None) -> CsvColumns | set[str]:
-    """The columns; or those that turned out to hold more than numbers when it was too late."""
+def _collect(reader: _Reader, text: Collection[str] | None) -> Table | set[str]:
+    """The table, in which columns that are wanted as text, and those that are no numbers, are `Names`; or the columns
+    that turned out to hold more than numbers when it was too late."""
     header, lines = reader.header, list[npt.NDArray[np.int64]]()
     as_text = [text is None or name in text for name in header]
     builders: dict[int, NamesBuilder] = {}
-    places, late, store = dict[int, int](), set[str](), None
+    places, late, store = dict[int, int](), set[str](), NumberStore(0)
     for block in reader.blocks(as_text):
         if not lines:
             as_text[:] = [isinstance(cells, list | Names) for cells in block.columns]
@@ -122,13 +104,18 @@ def _collect(reader: _Reader, text: Collection[str] | None) -> CsvColumns | set[
             elif isinstance(cells, list):
                 builder.add(cells)
         late |= {header[i] for i in places if block.columns[i] is None}
-        if store is not None and not late:
+        if not late:
             store.add([cells for i in places if isinstance(cells := block.columns[i], np.ndarray)])
     if late:
         return late
     names = {header[i]: builder.build() for i, builder in builders.items()}
+    numbers = {header[i]: place for i, place in places.items()}
+
+    def column(name: str) -> Names | Matrix:
+        return names[name] if name in names else store.column(numbers[name])
+
     everything = np.concatenate(lines) if lines else np.empty(0, np.int64)
-    return CsvColumns(header, everything, names, {header[i]: place for i, place in places.items()}, store)
+    return Table(reader.path, header, cast("Sequence[int]", everything), column)
 
 
 class _Lines(Iterator[str]):

@@ -17,10 +17,11 @@ from typing import NamedTuple
 import numpy as np
 
 from mixmatch.data.cache import cache_folder
+from mixmatch.data.user.columns import Table
+from mixmatch.data.user.csv_file import read_csv
 from mixmatch.data.user.images import SUFFIXES, Callback, DecodedFolder, Header, Unreadable, decode_all
 from mixmatch.data.user.reading import Reading
 from mixmatch.data.user.rows import Finding, UserData, match_labels, number_labels
-from mixmatch.data.user.table import Table, read_csv
 from mixmatch.data.user.tree import Entry, Tree, left_out, scan
 from mixmatch.errors import MixMatchError
 from mixmatch.text import count, listed

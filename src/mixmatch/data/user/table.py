@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from mixmatch.data.source import UNKNOWN
-from mixmatch.data.user.columns import Matrix, Names, NamesBuilder, Places, Selected, is_missing
-from mixmatch.data.user.csv_file import check_header, read_columns
+from mixmatch.data.user.columns import Matrix, Names, NamesBuilder, Places, Table, is_missing
+from mixmatch.data.user.csv_file import check_header, read_csv
 from mixmatch.data.user.encoding import Encoding, fit, is_same
 from mixmatch.data.user.rows import (
     WHOLE,
@@ -33,58 +30,6 @@ from mixmatch.errors import MixMatchError, not_installed
 from mixmatch.text import count, listed
 
 # ----------------------------------------------------------------------------------------------- reading the file
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table, column by column. A column is read when it is asked for."""
-
-    path: Path
-    header: tuple[str, ...]
-    lines: Sequence[int]
-    """Where each row is in the file, for messages."""
-    read: Callable[[str], Names | Matrix]
-
-    def __len__(self) -> int:
-        return len(self.lines)
-
-    @cached_property
-    def _names(self) -> frozenset[str]:
-        return frozenset(self.header)
-
-    def column(self, name: str, parameter: str = "") -> Names | Matrix:
-        """The column of that name; `parameter` chooses another."""
-        self.require(name, parameter)
-        return self.read(name)
-
-    def require(self, name: str, parameter: str = "") -> None:
-        """Refuse a name that is not there, without reading the column: with the nearest name, and the parameter."""
-        if name in self._names:
-            return
-        near = difflib.get_close_matches(name, self.header, n=1, cutoff=0.6)
-        hint = f": did you mean '{near[0]}'?" if near else ""
-        other = f"; name the right one with {parameter}" if parameter else ""
-        raise MixMatchError(f"{self.path} has no column '{name}'{hint} (it has {listed(self.header, 8)}){other}")
-
-    def text(self, name: str, parameter: str = "") -> Names:
-        """A column that was asked for as text."""
-        column = self.column(name, parameter)
-        assert isinstance(column, Names)
-        return column
-
-    def select(self, names: Iterable[str], rows: npt.NDArray[np.int64] | None = None) -> Selected:
-        """Some rows of some columns, for an encoding."""
-        return Selected(tuple(names), self.column, rows)
-
-
-def read_csv(path: Path, text: Collection[str] | None = None) -> Table:
-    """A CSV file in UTF-8 with a header; commas, semicolons (then decimal commas too) or tabs between its fields.
-
-    Args:
-        text: columns that are wanted as they are written, also if all their cells are numbers; by default all are.
-    """
-    columns = read_columns(path, text)
-    return Table(path, columns.header, cast("Sequence[int]", columns.lines), columns.column)
 
 
 def read_parquet(path: Path, text: Collection[str] | None = None) -> Table:
