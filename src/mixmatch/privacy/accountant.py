@@ -7,6 +7,7 @@ named. Arrays of costs are (queries, orders).
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -116,9 +117,7 @@ def rdp_gnmax(logq: npt.ArrayLike, sigma: float, orders: npt.ArrayLike) -> Float
     """
     alpha = _orders(orders)
     independent = rdp_gnmax_independent(sigma, alpha)
-    lq = np.asarray(logq, dtype=np.float64)[..., None]
-    if (lq > 0).any() or np.isnan(lq).any():
-        raise PrivacyError("ln q is above 0: q must be a probability")
+    lq = _log_probabilities(logq)
     fixed = np.isneginf(lq)  # an outcome that never changes costs nothing
     lq = np.where(fixed, -1.0, np.minimum(lq, -1e-300))
     mu2 = sigma * np.sqrt(-lq)
@@ -169,14 +168,19 @@ def rdp_lnmax(logq: npt.ArrayLike, gamma: float, orders: npt.ArrayLike) -> Float
     alpha = _orders(orders)
     independent = rdp_lnmax_independent(gamma, alpha)
     eps0 = 2 * gamma
-    lq = np.asarray(logq, dtype=np.float64)[..., None]
-    if (lq > 0).any() or np.isnan(lq).any():
-        raise PrivacyError("ln q is above 0: q must be a probability")
+    lq = _log_probabilities(logq)
     valid = lq <= -np.logaddexp(0.0, eps0)
     lq = np.where(valid, lq, -eps0 - 1.0)
     log_rest = log1mexp(lq)
     log_t = np.logaddexp(log_rest + (alpha - 1) * (log_rest - log1mexp(lq + eps0)), lq + (alpha - 1) * eps0)
     return np.where(valid, np.minimum(log_t / (alpha - 1), independent), independent)
+
+
+def _log_probabilities(logq: npt.ArrayLike) -> Floats:
+    lq = np.asarray(logq, dtype=np.float64)[..., None]
+    if (lq > 0).any() or np.isnan(lq).any():
+        raise PrivacyError("ln q is above 0: q must be a probability")
+    return lq
 
 
 def _orders(orders: npt.ArrayLike) -> Floats:
@@ -292,27 +296,23 @@ class Accountant:
         """Charge queries (N, classes); `answered` (N,) says which the teachers answered, where that is known."""
         if answered is None and isinstance(self.mechanism, LNMax | GNMax):
             answered = np.ones(len(counts), dtype=bool)
-        for start in range(0, len(counts), BLOCK):
+        for start, bound in product(range(0, len(counts), BLOCK), BOUNDS):
             part = slice(start, start + BLOCK)
-            self._charge(
-                counts[part],
-                None if answered is None else answered[part],
-                None if probabilities is None else probabilities[part],
-            )
-
-    def _charge(self, counts: Counts, answered: npt.NDArray[np.bool_] | None, probabilities: Floats | None) -> None:
-        for bound in BOUNDS:
-            of = costs(self.mechanism, counts, self.orders, probabilities, bound)
+            known = None if answered is None else answered[part]
+            chances = None if probabilities is None else probabilities[part]
+            of = costs(self.mechanism, counts[part], self.orders, chances, bound)
             for charging in CHARGING:
-                if charging != "realised" or answered is not None:
-                    self._rdp[charging, bound] += charged(of, charging, answered).sum(axis=0)
+                if charging != "realised" or known is not None:
+                    self._rdp[charging, bound] += charged(of, charging, known).sum(axis=0)
             if bound == "data-dependent":
                 p = of.answer_probability
                 self._variance += ((p * (1 - p))[:, None] * of.answer**2).sum(axis=0)
                 self.expected_answered += float(p.sum())
         self.queries += len(counts)
-        known = answered is not None and self.answered is not None
-        self.answered = self.answered + int(answered.sum()) if known else None  # type: ignore[operator, union-attr]
+        if answered is None or self.answered is None:
+            self.answered = None
+        else:
+            self.answered += int(answered.sum())
 
     def rdp(self, charging: str, bound: str = "data-dependent") -> Floats:
         """The total so far at every order."""

@@ -19,7 +19,7 @@ import hashlib
 import json
 import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -189,6 +189,15 @@ class Ledger:
         self.answers.update(answers)
         self.open_charges = [row for row in self.open_charges if row not in answers]
 
+    def answer_open(self, seed: int | None) -> None:
+        """Draw the noise for the reserved queries, and record their answers."""
+        answers = {}
+        for row in self.open_charges:
+            probabilities = None if self.probabilities is None else self.probabilities[row]
+            answers[row] = self.mechanism.answer(self.votes.counts[row], noise_for(seed, row), probabilities)
+        if answers:
+            self.settle(answers)
+
     def epsilon(self, budget: Budget, charging: str | None = None, bound: str | None = None) -> Epsilon:
         """What has been spent, by the budget's way of charging and bound or another."""
         if not self.answers and not self.open_charges:
@@ -356,20 +365,18 @@ def answer_queries(
     seed: int | None = None,
     *,
     block: int = BLOCK,
-    released: Callable[[dict[int, Answer]], None] | None = None,
 ) -> dict[int, Answer]:
     """Answer queries by row number, in order, until the next one could cross the budget. Rows after that are left out.
 
-    A row already in the ledger keeps its answer and costs nothing. Up to `block` queries share a write to disk;
-    `released` is called with the answers of each block once they are recorded. With a seed, the noise of a query is a
-    function of (seed, row), so an interrupted run resumes as it would have continued.
+    A row already in the ledger keeps its answer and costs nothing. Up to `block` queries share a write to disk. With a
+    seed, the noise of a query is a function of (seed, row), so an interrupted run resumes as it would have continued.
     """
     budget.check()
     wanted = list(dict.fromkeys(int(row) for row in rows))
     outside = [row for row in wanted if not 0 <= row < ledger.votes.queries]
     if outside:
         raise PrivacyError(f"query {outside[0]} is not in the votes (0..{ledger.votes.queries - 1})")
-    _answer_open(ledger, seed, released)
+    ledger.answer_open(seed)
     todo = [row for row in wanted if row not in ledger.answers]
     while todo:
         chosen = todo[:block]
@@ -377,18 +384,6 @@ def answer_queries(
         if not chosen:
             break
         ledger.reserve(chosen)
-        _answer_open(ledger, seed, released)
+        ledger.answer_open(seed)
         todo = todo[len(chosen) :]
     return {row: ledger.answers[row] for row in wanted if row in ledger.answers}
-
-
-def _answer_open(ledger: Ledger, seed: int | None, released: Callable[[dict[int, Answer]], None] | None) -> None:
-    if not ledger.open_charges:
-        return
-    answers = {}
-    for row in ledger.open_charges:
-        probabilities = None if ledger.probabilities is None else ledger.probabilities[row]
-        answers[row] = ledger.mechanism.answer(ledger.votes.counts[row], noise_for(seed, row), probabilities)
-    ledger.settle(answers)
-    if released is not None:
-        released(answers)

@@ -69,45 +69,49 @@ class Answer(NamedTuple):
 REFUSAL = Answer(REFUSED, "")
 
 
+class _Parameters:
+    """Refuses parameters that mean nothing; all but two are scales of noise."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name == "threshold" and not np.isfinite(value):
+                raise PrivacyError(f"threshold is {value:g}: it must be a number")
+            if name == "confidence" and not 0 < value <= 1:
+                raise PrivacyError(f"confidence is {value:g}: it must lie in (0, 1]")
+            if name not in ("threshold", "confidence"):
+                positive(name, value)
+
+
 @dataclass(frozen=True)
-class LNMax:
+class LNMax(_Parameters):
     """argmax_j n_j + Lap(1/gamma) (2017, Section 2.1). Every query is answered."""
 
     name: ClassVar[str] = "lnmax"
     gamma: float
-
-    def __post_init__(self) -> None:
-        positive("gamma", self.gamma)
 
     def answer(self, counts: Counts, noise: Noise, probabilities: Floats | None = None) -> Answer:
         return Answer(int(np.argmax(counts + noise.laplace(0.0, 1 / self.gamma, len(counts)))), "teachers")
 
 
 @dataclass(frozen=True)
-class GNMax:
+class GNMax(_Parameters):
     """argmax_j n_j + N(0, sigma^2) (2018, Section 4.1). Every query is answered."""
 
     name: ClassVar[str] = "gnmax"
     sigma: float
-
-    def __post_init__(self) -> None:
-        positive("sigma", self.sigma)
 
     def answer(self, counts: Counts, noise: Noise, probabilities: Floats | None = None) -> Answer:
         return Answer(_noisy_max(counts, self.sigma, noise), "teachers")
 
 
 @dataclass(frozen=True)
-class ConfidentGNMax:
+class ConfidentGNMax(_Parameters):
     """If max_j n_j + N(0, sigma1^2) >= threshold, GNMax(sigma2); else refused (2018, Algorithm 1)."""
 
     name: ClassVar[str] = "confident-gnmax"
     threshold: float
     sigma1: float
     sigma2: float
-
-    def __post_init__(self) -> None:
-        _check_threshold(self.threshold, self.sigma1, self.sigma2)
 
     def answer(self, counts: Counts, noise: Noise, probabilities: Floats | None = None) -> Answer:
         if not _passes(counts.max(), self.threshold, self.sigma1, noise):
@@ -116,7 +120,7 @@ class ConfidentGNMax:
 
 
 @dataclass(frozen=True)
-class InteractiveGNMax:
+class InteractiveGNMax(_Parameters):
     """Ask the teachers only where they disagree with a student (2018, Algorithm 2).
 
     If max_j (n_j - M p_j) + N(0, sigma1^2) >= threshold, for the student's probabilities p and M teachers,
@@ -128,11 +132,6 @@ class InteractiveGNMax:
     sigma1: float
     sigma2: float
     confidence: float = 0.9
-
-    def __post_init__(self) -> None:
-        _check_threshold(self.threshold, self.sigma1, self.sigma2)
-        if not 0 < self.confidence <= 1:
-            raise PrivacyError(f"confidence is {self.confidence:g}: it must lie in (0, 1]")
 
     def answer(self, counts: Counts, noise: Noise, probabilities: Floats | None = None) -> Answer:
         margin = margins(counts[None], None if probabilities is None else probabilities[None], self)[0]
@@ -204,13 +203,6 @@ def _passes(value: float, threshold: float, sigma: float, noise: Noise) -> bool:
 
 def _noisy_max(counts: Counts, sigma: float, noise: Noise) -> int:
     return int(np.argmax(counts + noise.normal(0.0, sigma, len(counts))))
-
-
-def _check_threshold(threshold: float, sigma1: float, sigma2: float) -> None:
-    if not np.isfinite(threshold):
-        raise PrivacyError(f"threshold is {threshold:g}: it must be a number")
-    positive("sigma1", sigma1)
-    positive("sigma2", sigma2)
 
 
 def _names(names: list[str]) -> str:
