@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from mixmatch.errors import not_installed
-from mixmatch.predict.files import Failure, Prediction, Row
+from mixmatch.predict.files import Failure, Row
 from mixmatch.text import csv_line
 
 FIXED = ("file", "class", "probability")
@@ -87,17 +87,12 @@ def _json(out: IO[str], rows: Iterable[Row], classes: Sequence[str], id_column: 
         if isinstance(row, Failure):
             text = json.dumps({"file": row.file, ERROR: row.error})
         else:
-            text = json.dumps(_object(row, id_column))[:-1]
+            best = {"file": row.file, "class": row.class_name, "probability": row.probability}
+            text = json.dumps(best if id_column is None else {id_column: row.id, **best})[:-1]
             text += f', "probabilities": {{{by_class % tuple(row.probabilities.tolist())}}}}}'
         out.write(before + text)
         before = ",\n"
     out.write("\n]\n" if before == ",\n" else "[]\n")
-
-
-def _object(row: Prediction, id_column: str | None) -> dict[str, Any]:
-    """All but the probabilities of all classes."""
-    named = {} if id_column is None else {id_column: row.id}
-    return {**named, "file": row.file, "class": row.class_name, "probability": row.probability}
 
 
 def _parquet(out: IO[bytes], rows: Iterable[Row], classes: Sequence[str], id_column: str | None, errors: bool) -> None:

@@ -232,47 +232,48 @@ def _part(plan: Plan, number: int) -> str:
 # ---------------------------------------------------------------------------------------------------------- a shard
 
 
+@dataclass(frozen=True)
 class Shards:
     """Does shards, one when it is called."""
 
-    def __init__(
-        self, classifier: Classifier, store: Store, plan: Plan, batch_size: int, workers: int | None = None
-    ) -> None:
-        self._classifier, self._store, self._plan = classifier, store, plan
-        self._batch_size, self._workers = batch_size, workers
+    classifier: Classifier
+    store: Store
+    plan: Plan
+    batch_size: int
+    workers: int | None = None
 
     def __call__(self, number: int, progress: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
         """Predict a shard, write it, and return what is noted of it."""
-        listed = self._store.read(f"_plan/{self._plan.names}/{number:06}.json")
+        listed = self.store.read(f"_plan/{self.plan.names}/{number:06}.json")
         if listed is None:
-            raise _gone(self._store)
+            raise _gone(self.store)
         rows: list[Row] = []
         files = self._files(number, listed)
         with (
             quiet_pillow(),
-            closing(predict_images(self._classifier, files, self._batch_size, self._workers)) as batches,
+            closing(predict_images(self.classifier, files, self.batch_size, self.workers)) as batches,
         ):
             for batch in batches:
                 rows += batch
-                if len(batch) == self._batch_size:
+                if len(batch) == self.batch_size:
                     progress(len(rows))
-        kind = Format(self._plan.about["format"])
-        self._store.write(_part(self._plan, number), encoded(kind, rows, self._classifier.classes))
+        kind = Format(self.plan.about["format"])
+        self.store.write(_part(self.plan, number), encoded(kind, rows, self.classifier.classes))
         unreadable = sum(isinstance(row, Failure) for row in rows)
         tally = {"shard": number, "files": len(rows), "unreadable": unreadable}
-        self._store.write(f"{DONE}/{number:06}.json", json.dumps(tally).encode())
+        self.store.write(f"{DONE}/{number:06}.json", json.dumps(tally).encode())
         return tally
 
     def _files(self, number: int, listed: bytes) -> list[str]:
         """The files of a shard, from its list."""
         try:
             files = parse_json(listed)
-            if not isinstance(files, list) or len(files) != self._plan.size(number):
+            if not isinstance(files, list) or len(files) != self.plan.size(number):
                 raise ValueError("another number of files")
             for file in files:
                 file.encode("utf-8", "surrogateescape")
         except (ValueError, AttributeError):
-            place = f"{self._store.where}/_plan/{self._plan.names}/{number:06}.json"
+            place = f"{self.store.where}/_plan/{self.plan.names}/{number:06}.json"
             raise MixMatchError(f"{place} is damaged: choose another output_dir=") from None
         return files
 
