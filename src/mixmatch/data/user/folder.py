@@ -282,8 +282,7 @@ def _label_by_csv(entries: Sequence[Entry], root: Path, table: Table) -> tuple[l
     files, labels = table.text("file"), table.text("label")
     parts: Sequence[str] = table.text("part") if "part" in table.header else [""] * len(files)
     known = {_normal(entry.file): entry for entry in entries}
-    chosen: dict[str, tuple[Entry, int]] = {}
-    ignored: dict[str, int] = {}
+    chosen: dict[str, tuple[Entry | None, int]] = {}  # None: to be ignored
     missing: list[str] = []
     repeated: list[str] = []
     for line, file, label, part in zip(table.lines, files, labels, parts, strict=True):
@@ -293,46 +292,41 @@ def _label_by_csv(entries: Sequence[Entry], root: Path, table: Table) -> tuple[l
         if entry is None:
             missing.append(f"'{file}' (line {line})")
             continue
-        if part == IGNORE:
-            ignored[entry.file] = line
-            continue
-        entry = replace(entry, label=_normal(label) or None, part="test" if part == "test" else "train")
-        before, at = chosen.setdefault(entry.file, (entry, line))
-        if before != entry:
+        said = replace(entry, label=_normal(label) or None, part="test" if part == "test" else "train")
+        choice = None if part == IGNORE else said
+        before, at = chosen.setdefault(entry.file, (choice, line))
+        if before != choice:
             raise MixMatchError(
-                f"{table.path} names {entry.file} twice, as {_description(before)} in line {at} and as "
-                f"{_description(entry)} in line {line}: remove one of the lines"
+                f"{table.path} names {entry.file} twice, {_description(before)} in line {at} and "
+                f"{_description(choice)} in line {line}: remove one of the lines"
             )
-        if at != line:
+        if choice is not None and at != line:
             repeated.append(entry.file)
     if missing:
         raise MixMatchError(
             f"{table.path} names {count(len(missing), 'file')} that {'does' if len(missing) == 1 else 'do'} not exist "
             f"in {root}: {listed(missing)}"
         )
-    for file in ignored.keys() & chosen.keys():
-        raise MixMatchError(
-            f"{table.path} names {file} twice, as {_description(chosen[file][0])} in line {chosen[file][1]} and to be "
-            f"ignored in line {ignored[file]}: remove one of the lines"
-        )
     findings = []
-    if ignored:
+    if ignored := [file for file, (choice, _) in chosen.items() if choice is None]:
         message = f"{count(len(ignored), 'image')} that {table.path} says to ignore: left out"
         findings.append(Finding("ignored", message, tuple(ignored), "nothing to do", "info"))
     if repeated:
         verb = "repeats" if len(repeated) == 1 else "repeat"
         message = f"{count(len(repeated), 'line')} of {table.path} {verb} an earlier one ({listed(repeated)})"
         findings.append(Finding("repeated-line", message, tuple(repeated), "nothing is lost: remove them", "info"))
-    unnamed = [entry for entry in entries if entry.file not in chosen and entry.file not in ignored]
+    unnamed = [entry for entry in entries if entry.file not in chosen]
     if unnamed:
         message = f"{count(len(unnamed), 'image')} that {table.path} does not name: used as unlabeled"
         advice = "move them out of the folder if they do not belong to it"
         findings.append(Finding("unnamed", message, tuple(e.file for e in unnamed), advice, "info"))
-    return [*(entry for entry, _ in chosen.values()), *unnamed], findings
+    return [*(choice for choice, _ in chosen.values() if choice is not None), *unnamed], findings
 
 
-def _description(entry: Entry) -> str:
-    return f"'{entry.label or ''}'" + (" of the test set" if entry.part == TEST else "")
+def _description(choice: Entry | None) -> str:
+    if choice is None:
+        return "to be ignored"
+    return f"as '{choice.label or ''}'" + (" of the test set" if choice.part == TEST else "")
 
 
 def _named(file: str, root: Path, known: dict[str, Entry]) -> Entry | None:

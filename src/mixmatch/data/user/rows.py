@@ -176,14 +176,13 @@ def number_labels(
     if len(seen) == 1:
         raise MixMatchError(f"{name} has labels of one class only ('{min(seen)}'): it takes at least two to train on")
     findings = []
+    number: dict[str | None, int] = {label: i for i, label in enumerate(classes)}
     test = [row for row, p in enumerate(part) if p == "test"]
-    unlabeled = [row for row in test if labels[row] is None]
-    known = {None, *classes}
-    unknown = [row for row in test if labels[row] not in known]
+    unlabeled = tuple(files[row] for row in test if labels[row] is None)
+    unknown = [row for row in test if labels[row] is not None and labels[row] not in number]
     if unlabeled:
-        where = tuple(files[row] for row in unlabeled)
-        message = f"{count(len(where), f'test {noun}')} without a label: left out ({listed(where)})"
-        findings.append(Finding("unlabeled-test", message, where, "label them, or move them to the unlabeled data"))
+        message = f"{count(len(unlabeled), f'test {noun}')} without a label: left out ({listed(unlabeled)})"
+        findings.append(Finding("unlabeled-test", message, unlabeled, "label them, or move them to the unlabeled data"))
     if unknown:
         strange = sorted({str(labels[row]) for row in unknown})
         message = (
@@ -196,11 +195,9 @@ def number_labels(
         message = f"no labeled {noun} to learn {'the class' if len(empty) == 1 else 'the classes'} {listed(empty)} from"
         advice = f"label some {noun}s of it, or leave it out of the classes"
         findings.append(Finding("empty-class", message, (), advice))
-    left_out = {*unlabeled, *unknown}
     is_train = np.fromiter((p == "train" for p in part), bool, len(part))
-    tested = np.array([row for row in test if row not in left_out], np.int64)
+    tested = np.array([row for row in test if labels[row] in number], np.int64)
     rows = np.concatenate([np.flatnonzero(is_train), tested])
-    number: dict[str | None, int] = {label: i for i, label in enumerate(classes)}
     numbers = np.fromiter((number.get(label, UNKNOWN) for label in labels), np.int64, len(labels))[rows]
     if not (numbers == UNKNOWN).any():
         message = f"{name} has no unlabeled {noun}s, so there is nothing for semi-supervised learning to use"

@@ -84,7 +84,7 @@ def scan(root: Path, found: Callable[[Entry], bool] | None = None) -> Tree:
         for item in inside:
             file = f"{folder}/{item.name}" if folder else item.name
             try:
-                if _ignored(item.name):
+                if item.name.startswith(".") or item.name.lower() in ("thumbs.db", "desktop.ini", "__macosx"):
                     continue
                 if item.is_dir():
                     (links if item.is_symlink() else folders).append(file)
@@ -98,10 +98,6 @@ def scan(root: Path, found: Callable[[Entry], bool] | None = None) -> Tree:
             except OSError as error:
                 unreadable.append((file, error.strerror or str(error)))
     return Tree(tuple(entries), tuple(read), tuple(others), tuple(unreadable), tuple(not_followed))
-
-
-def _ignored(name: str) -> bool:
-    return name.startswith(".") or name.lower() in ("thumbs.db", "desktop.ini", "__macosx")
 
 
 def left_out(tree: Tree) -> Iterator[Finding]:
