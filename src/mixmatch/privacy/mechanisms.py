@@ -36,8 +36,7 @@ class Noise(Protocol):
 class SystemNoise:
     """Noise from the operating system's randomness (os.urandom): no state, nothing to seed, nothing to replay."""
 
-    def __init__(self) -> None:
-        self._random = random.SystemRandom()
+    _random = random.SystemRandom()
 
     def normal(self, loc: float, scale: float, size: int) -> Floats:
         return np.array([self._random.normalvariate(loc, scale) for _ in range(size)])

@@ -155,18 +155,18 @@ def local_sensitivity_threshold(margin: float, teachers: int, threshold: float, 
     return np.maximum(up, down)
 
 
-def check_conditions(sigma: float, classes: int, order: float, points: int = 20_000) -> tuple[bool, bool]:
-    """Whether C5 and C6 hold, on which the bounds above rest (Appendix B.4.2), by evaluation on a fine grid of ln q.
+def failing_condition(sigma: float, classes: int, order: float, points: int = 20_000) -> str | None:
+    """Which of C5 and C6, on which the bounds above rest (Appendix B.4.2), does not hold on a fine grid of ln q.
 
     C5: the bound does not fall in q on (0, q0). C6: nor does its difference to the bound at B_U(q), on (0, B_L(q0)).
     """
     high, low = log_q0(sigma, order), log_q1(sigma, order, classes)
-    c5 = _never_falls(bound_unchecked(high - np.geomspace(700, 1e-9, points), sigma, order))
-    if not c5:
-        return False, False
+    if not _never_falls(bound_unchecked(high - np.geomspace(700, 1e-9, points), sigma, order)):
+        return "C5"
     lq = low - np.geomspace(700, 1e-9, points)
     above = np.minimum(log_upper(lq, sigma, classes), high)
-    return True, _never_falls(bound_unchecked(above, sigma, order) - bound_unchecked(lq, sigma, order))
+    differences = bound_unchecked(above, sigma, order) - bound_unchecked(lq, sigma, order)
+    return None if _never_falls(differences) else "C6"
 
 
 def _never_falls(values: Floats) -> bool:
@@ -280,9 +280,7 @@ def sanitize(
         gnss_cost(*parameters, order)  # an order out of range is an error before any work
     sigma = answer_scale(mechanism)
     flat = answer_is_independent(votes.teachers, votes.classes, sigma, order)
-    c5, c6 = (True, True) if flat else check_conditions(sigma, votes.classes, order)
-    if not (c5 and c6):
-        failing = "C5" if not c5 else "C6"
+    if not flat and (failing := failing_condition(sigma, votes.classes, order)):
         raise PrivacyError(
             f"condition {failing} does not hold for sigma {sigma:g}, {votes.classes} classes, order {order:g}: "
             "choose another order"

@@ -179,10 +179,8 @@ def read_json(path: Path) -> Any:
 
 def read_matrix(path: Path, dimensions: tuple[int, ...] = (2,)) -> npt.NDArray[Any]:
     """A matrix of numbers from `.npy`, `.npz` (its only array) or CSV (a header line is skipped). No pickles."""
-    if path.suffix in (".npy", ".npz"):
-        matrix = open_file(path, lambda: _load_numpy(path))
-    else:
-        matrix = open_file(path, lambda: _load_csv(path))
+    load = _load_numpy if path.suffix in (".npy", ".npz") else _load_csv
+    matrix = open_file(path, lambda: load(path))
     if matrix.ndim not in dimensions or not matrix.size:
         raise PrivacyError(f"{path}: shape {matrix.shape}, not a matrix of numbers")
     if not (np.issubdtype(matrix.dtype, np.integer) or np.issubdtype(matrix.dtype, np.floating)):

@@ -250,7 +250,10 @@ def _unpickled(path: Path) -> dict[str, Any]:
         raise damaged(path, f"is too large for a CIFAR pickle ({size:,} bytes)")
     try:
         with path.open("rb") as file:
-            _check_operations(file, size)
+            # What asks for more memory than its size warrants is refused before anything is loaded.
+            for operation, argument, _ in pickletools.genops(file):
+                if "PUT" in operation.name and argument is not None and not 0 <= argument < size:
+                    raise pickle.UnpicklingError("a memo of impossible length")
             file.seek(0)
             contents = _Unpickler(file, path).load()
         return {_text(key): value for key, value in contents.items() if isinstance(key, str | bytes)}
@@ -258,13 +261,6 @@ def _unpickled(path: Path) -> dict[str, Any]:
         raise
     except Exception as error:  # a damaged pickle can fail in any operation it asks for
         raise damaged(path, "is cut short or damaged (not a CIFAR pickle)") from error
-
-
-def _check_operations(file: BinaryIO, size: int) -> None:
-    """Refuse what asks for more memory than its size warrants, before anything is loaded."""
-    for operation, argument, _ in pickletools.genops(file):
-        if "PUT" in operation.name and argument is not None and not 0 <= argument < size:
-            raise pickle.UnpicklingError("a memo of impossible length")
 
 
 def _entry(path: Path, contents: dict[str, Any], key: str, kind: type[T]) -> T:

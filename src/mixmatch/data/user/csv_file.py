@@ -207,11 +207,8 @@ class _Reader:
         columns: list[list[str] | Matrix | None] = []
         for cells, is_text in zip(zip(*rows, strict=True), as_text, strict=bool(rows)):
             numbers = None if is_text else self._numbers(cells)
-            columns.append(self._cells(cells) if is_text or (first and numbers is None) else numbers)
+            columns.append([*map(self._cell, cells)] if is_text or (first and numbers is None) else numbers)
         return Block(lines, columns)
-
-    def _cells(self, cells: Sequence[str]) -> list[str]:
-        return [self._cell(cell) for cell in cells]
 
     def _cell(self, cell: str) -> str:
         cell = cell.strip()
@@ -274,7 +271,7 @@ class _Reader:
     def _from_arrow(self, column: Any, is_text: bool) -> Names | Matrix | None:
         if is_text:
             coded = column.dictionary_encode()
-            return Names(self._cells(coded.dictionary.to_pylist()), _array(coded.indices, np.int32))
+            return Names([*map(self._cell, coded.dictionary.to_pylist())], _array(coded.indices, np.int32))
         numbers = _array(column, np.float64)
         if nulls := column.null_count:
             known = np.unpackbits(np.frombuffer(column.buffers()[0], np.uint8), bitorder="little")[column.offset :]

@@ -259,12 +259,7 @@ def standardized(numbers: Matrix, median: Any, mean: Any, std: Any, what: str) -
         out: Matrix = (np.where(np.isnan(numbers), median, numbers) - mean) / std
     too_large = ~(np.abs(out) <= LARGEST)
     if n := int(too_large.sum()):
-        value = float(numbers[too_large][0])
-        them = "it" if n == 1 else "them"
-        raise MixMatchError(
-            f"{count(n, 'value')} of {what} {'is' if n == 1 else 'are'} far too large ({value:g}): correct {them}, or "
-            f"leave {them} out as missing"
-        )
+        raise _mistaken(n, what, f"far too large ({float(numbers[too_large][0]):g})")
     return out
 
 
@@ -295,10 +290,12 @@ def missing_values(missing: Mapping[str, int], rows: int) -> list[Finding]:
 def refuse_infinite(x: npt.NDArray[Any], what: str) -> None:
     """Infinity is not a missing value but a mistake, such as a division by zero."""
     if infinite := int(np.isinf(x).sum()):
-        be, them = ("is", "it") if infinite == 1 else ("are", "them")
-        raise MixMatchError(
-            f"{count(infinite, 'value')} of {what} {be} infinite: correct {them}, or leave {them} out as missing"
-        )
+        raise _mistaken(infinite, what, "infinite")
+
+
+def _mistaken(n: int, what: str, how: str) -> MixMatchError:
+    be, them = ("is", "it") if n == 1 else ("are", "them")
+    return MixMatchError(f"{count(n, 'value')} of {what} {be} {how}: correct {them}, or leave {them} out as missing")
 
 
 def numbers_of(values: Values, name: str) -> Matrix:
