@@ -76,15 +76,16 @@ def _plain(path: Path, flags: int, most: int | None = None, mode: int = 0o666, *
             raise NotPlain(path, "it is not a plain file") from None
         raise
     about = os.fstat(handle)
-    wrong = None if stat.S_ISREG(about.st_mode) else "it is not a plain file"
     if stat.S_ISDIR(about.st_mode):
         wrong = os.strerror(errno.EISDIR)
-    if wrong is None and most is not None and about.st_size > most:
+    elif not stat.S_ISREG(about.st_mode):
+        wrong = "it is not a plain file"
+    elif most is not None and about.st_size > most:
         wrong = f"it has {about.st_size:,} bytes, more than the {most:,} that such a file may have"
-    if wrong is not None:
-        os.close(handle)
-        raise NotPlain(path, wrong)
-    return handle
+    else:
+        return handle
+    os.close(handle)
+    raise NotPlain(path, wrong)
 
 
 def check_plain(path: Path, most: int = sys.maxsize) -> None:

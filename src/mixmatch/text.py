@@ -142,11 +142,11 @@ def html_table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
     '<table><tr><th style="text-align:left">a &amp; b</th><td style="text-align:left">1</td></tr></table>'
     """
 
-    def row(cells: Sequence[str], first: str, rest: str) -> str:
-        tags = [first, *[rest] * (len(cells) - 1)]
+    def row(cells: Sequence[str], rest: str) -> str:
+        tags = ["th", *[rest] * (len(cells) - 1)]
         each = [f'<{t} style="text-align:left">{escape(cell)}</{t}>' for t, cell in zip(tags, cells, strict=True)]
         return f"<tr>{''.join(each)}</tr>"
 
-    lines = [row(head, "th", "th")] if head else []
-    lines += [row(cells, "th", "td") for cells in rows]
+    lines = [row(head, "th")] if head else []
+    lines += [row(cells, "td") for cells in rows]
     return f"<table>{''.join(lines)}</table>".encode("utf-8", "replace").decode()  # a file's name may be no text

@@ -112,7 +112,7 @@ def predict_files(
     if any(map(holds_rows, given)):
         total, batches = _row_batches(classifier, list(map(Path, given)), batch_size, id_column)
     else:
-        image_shape(classifier)
+        image_shape(classifier)  # refuses at once what the batches would refuse late
         files = list(find_images(given))
         total, batches = len(files), predict_images(classifier, files, batch_size)
     return _predictions(batches, total, on_error, progress)
@@ -213,7 +213,7 @@ def predict_images(
     classifier: Classifier, files: Sequence[str], batch_size: int, workers: int | None = None
 ) -> Generator[list[Row], None, None]:
     """What the model says of image files, in their order and in batches, decoded ahead on all cores."""
-    height, width, channels = classifier.image_shape()
+    height, width, channels = image_shape(classifier)
     with closing(decoded(files, classifier.input_shape, batch_size, workers)) as batches:
         for batch in batches:
             pixels = [content for _, content in batch if not isinstance(content, str)]

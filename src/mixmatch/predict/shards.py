@@ -18,7 +18,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,11 +138,11 @@ def predict_shards(
     done = sum(tally["files"] for tally in tallies.values())
     shown(done, plan.files)
     todo = [number for number in range(plan.shards)[part] if number not in tallies]
+    each = Shards(classifier, store, plan, batch_size)
     if ray is None:
-        each = Shards(classifier, store, plan, batch_size)
         finished: Iterator[dict[str, Any]] = (each(n, lambda more: shown(done + more, plan.files)) for n in todo)
     else:
-        finished = over_cluster(ray, Sent(classifier, store, plan, batch_size), todo, device) if todo else iter(())
+        finished = over_cluster(ray, Sent(each), todo, device) if todo else iter(())
     for tally in finished:
         tallies[tally["shard"]] = tally
         done += tally["files"]
@@ -292,10 +292,7 @@ def encoded(kind: Format, rows: Iterable[Row], classes: tuple[str, ...]) -> byte
 class Sent:
     """What a process of a cluster needs to do shards. The model travels with it: its run folder need not be shared."""
 
-    classifier: Classifier
-    store: Store
-    plan: Plan
-    batch_size: int
+    shards: Shards
     version: str = mixmatch.__version__
 
     def __call__(self, place: Place) -> Shards:
@@ -305,5 +302,5 @@ class Sent:
                 "version on every machine"
             )
         torch.set_num_threads(1)  # cores are for decoding
-        self.classifier.network.to(place.device)
-        return Shards(self.classifier, self.store, self.plan, self.batch_size, place.cores)
+        self.shards.classifier.network.to(place.device)
+        return replace(self.shards, workers=place.cores)
