@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import log_ndtr, logsumexp, ndtr
 
-from mixmatch.errors import unknown
-from mixmatch.privacy.checks import PrivacyError, check_delta, positive
+from mixmatch.privacy.checks import PrivacyError, check_delta, check_known, positive
 from mixmatch.privacy.mechanisms import GNMax, LNMax, Mechanism, answer_scale, margins
 from mixmatch.privacy.votes import Counts, Floats
 
@@ -212,8 +211,7 @@ def to_epsilon(rdp: npt.ArrayLike, orders: npt.ArrayLike, delta: float, conversi
 
 def epsilons(rdp: Floats, orders: Floats, delta: float, conversion: str = "classic") -> Floats:
     """The guarantee at every order, for curves (..., orders)."""
-    if conversion not in CONVERSIONS:
-        raise unknown("conversion", conversion, CONVERSIONS)
+    check_known("conversion", conversion, CONVERSIONS)
     check_delta(delta)
     if conversion == "classic":
         return np.asarray(rdp - math.log(delta) / (orders - 1))
@@ -236,8 +234,7 @@ def costs(
     bound: str = "data-dependent",
 ) -> Costs:
     """The costs of queries (N, classes) under a mechanism."""
-    if bound not in BOUNDS:
-        raise unknown("bound", bound, BOUNDS)
+    check_known("bound", bound, BOUNDS)
     alpha = _orders(orders)
     dependent = bound == "data-dependent"
     log_answered = log_answer_probability(counts, mechanism, probabilities)
@@ -262,16 +259,15 @@ def charged(of: Costs, charging: str, answered: npt.NDArray[np.bool_] | None = N
     realised: check + answer if it was answered, what an online accountant shows; formally a privacy filter.
     all: check + answer for every query, plain adaptive composition, which needs no further argument.
     """
+    check_known("way of charging", charging, CHARGING)
     if charging == "expected":
         weights = of.answer_probability
     elif charging == "all":
         weights = np.ones(len(of.check))
-    elif charging == "realised":
-        if answered is None:
-            raise PrivacyError("the realised charge needs the answers")
-        weights = np.asarray(answered, dtype=np.float64)
+    elif answered is None:
+        raise PrivacyError("the realised charge needs the answers")
     else:
-        raise unknown("way of charging", charging, CHARGING)
+        weights = np.asarray(answered, dtype=np.float64)
     return of.check + weights[:, None] * of.answer
 
 
@@ -316,10 +312,8 @@ class Accountant:
 
     def rdp(self, charging: str, bound: str = "data-dependent") -> Floats:
         """The total so far at every order."""
-        if charging not in CHARGING:
-            raise unknown("way of charging", charging, CHARGING)
-        if bound not in BOUNDS:
-            raise unknown("bound", bound, BOUNDS)
+        check_known("way of charging", charging, CHARGING)
+        check_known("bound", bound, BOUNDS)
         if charging == "realised" and self.answered is None:
             raise PrivacyError("the realised charge needs the answers")
         return self._rdp[charging, bound]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, unknown
 
 
 class PrivacyError(MixMatchError, ValueError):
@@ -22,6 +23,12 @@ def positive(name: str, value: float) -> float:
     if not LEAST <= value <= MOST:
         raise PrivacyError(f"{name} is {value:g}: it must lie between {LEAST:g} and {MOST:g}")
     return float(value)
+
+
+def check_known(what: str, name: str, known: Collection[str]) -> None:
+    """Refuse a name that is not among those known."""
+    if name not in known:
+        raise unknown(what, name, known)
 
 
 def check_delta(delta: float) -> float:

@@ -27,10 +27,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mixmatch.errors import unknown
 from mixmatch.privacy import accountant
 from mixmatch.privacy.accountant import Accountant, Costs, Epsilon
-from mixmatch.privacy.checks import PrivacyError, check_delta, positive
+from mixmatch.privacy.checks import PrivacyError, check_delta, check_known, positive
 from mixmatch.privacy.mechanisms import Answer, Mechanism, describe, noise_for
 from mixmatch.privacy.votes import Floats, Votes, array_sha256
 from mixmatch.storage import PRIVATE, open_own, parse_json, read_json, replace_durably, sync_folder, try_lock
@@ -58,11 +57,9 @@ class Budget(NamedTuple):
         check_delta(self.delta)
         if self.max_epsilon is not None:
             positive("max-epsilon", self.max_epsilon)
-        accountant.epsilons(np.zeros(1), np.array([2.0]), self.delta, self.conversion)
-        if self.charging not in accountant.CHARGING:
-            raise unknown("way of charging", self.charging, accountant.CHARGING)
-        if self.bound not in accountant.BOUNDS:
-            raise unknown("bound", self.bound, accountant.BOUNDS)
+        check_known("conversion", self.conversion, accountant.CONVERSIONS)
+        check_known("way of charging", self.charging, accountant.CHARGING)
+        check_known("bound", self.bound, accountant.BOUNDS)
 
 
 class Chain(NamedTuple):

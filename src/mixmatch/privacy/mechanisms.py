@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mixmatch.draws import generator
-from mixmatch.errors import unknown
-from mixmatch.privacy.checks import PrivacyError, positive
+from mixmatch.privacy.checks import PrivacyError, check_known, positive
 from mixmatch.privacy.votes import REFUSED, Counts, Floats
 
 SEED_WARNING = (
@@ -153,8 +152,7 @@ def build(name: str, **parameters: float | None) -> Mechanism:
     >>> build("gnmax", sigma=40.0, gamma=None)
     GNMax(sigma=40.0)
     """
-    if name not in MECHANISMS:
-        raise unknown("mechanism", name, MECHANISMS)
+    check_known("mechanism", name, MECHANISMS)
     kind = MECHANISMS[name]
     wanted = [field.name for field in fields(kind)]
     given = {key: value for key, value in parameters.items() if value is not None}

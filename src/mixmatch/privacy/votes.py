@@ -18,8 +18,8 @@ import numpy.typing as npt
 from mixmatch import storage
 from mixmatch.data.user.arrays import load_arrays
 from mixmatch.data.user.columns import is_number
-from mixmatch.errors import MixMatchError, unknown
-from mixmatch.privacy.checks import PrivacyError
+from mixmatch.errors import MixMatchError
+from mixmatch.privacy.checks import PrivacyError, check_known
 
 Counts = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -104,8 +104,7 @@ def read_votes(
     path: Path, votes_format: str = "counts", *, teachers: int | None = None, num_classes: int | None = None
 ) -> Votes:
     """Read a vote file: counts (N, classes), or labels (teachers, N) with `votes_format="labels"`."""
-    if votes_format not in FORMATS:
-        raise unknown("format of votes", votes_format, FORMATS)
+    check_known("format of votes", votes_format, FORMATS)
     matrix = read_matrix(path)
     if votes_format == "labels":
         return from_labels(matrix, num_classes, teachers, name=str(path))
