@@ -192,25 +192,17 @@ def shapes_and_modes(data: UserData) -> Iterator[Finding]:
     """Image files whose form fits the others or the network badly."""
     if data.sizes is None:
         return
-    sizes = data.sizes
-    shorter, longer = sizes.min(axis=1), sizes.max(axis=1)
-    target = data.inputs.shape[1]
-
-    def files(rows: npt.NDArray[np.bool_]) -> tuple[str, ...]:
-        return tuple(data.files[row] for row in np.flatnonzero(rows).tolist())
-
-    def example(rows: npt.NDArray[np.bool_]) -> str:
-        row = int(np.flatnonzero(rows)[0])
-        return f"{data.files[row]}, {sizes[row, 0]:,} x {sizes[row, 1]:,}"
-
-    if (wide := longer > WIDE * shorter).any():
-        message = f"{count(int(wide.sum()), 'image')} more than {WIDE} times as long as wide, squeezed into a square"
-        advice = "crop them to what matters"
-        yield Finding("odd-shape", f"{message} ({example(wide)})", files(wide), advice)
-    if (small := 4 * shorter < target).any():
-        message = f"{count(int(small.sum()), 'image')} less than a quarter of the {target} pixels they are enlarged to"
-        advice = "remove them if they show too little, or choose a smaller image_size="
-        yield Finding("small", f"{message} ({example(small)})", files(small), advice)
+    shorter, longer, target = data.sizes.min(axis=1), data.sizes.max(axis=1), data.inputs.shape[1]
+    wide = f"more than {WIDE} times as long as wide, squeezed into a square"
+    small = f"less than a quarter of the {target} pixels they are enlarged to"
+    for kind, are, what, advice in (
+        ("odd-shape", longer > WIDE * shorter, wide, "crop them to what matters"),
+        ("small", 4 * shorter < target, small, "remove them if they show too little, or choose a smaller image_size="),
+    ):
+        if rows := np.flatnonzero(are).tolist():
+            width, height = data.sizes[rows[0]]
+            message = f"{count(len(rows), 'image')} {what} ({data.files[rows[0]]}, {width:,} x {height:,})"
+            yield Finding(kind, message, tuple(data.files[row] for row in rows), advice)
     modes = Counter(data.modes)
     if len(modes) > 1:
         usual, _ = modes.most_common(1)[0]

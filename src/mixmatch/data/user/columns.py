@@ -167,7 +167,7 @@ class NumberStore:
 class Selected(Mapping[str, "Names | Matrix"]):
     """Some rows of some columns, which are read when they are asked for."""
 
-    def __init__(self, names: Sequence[str], column: Callable[[str], Names | Matrix], rows: Rows | None = None) -> None:
+    def __init__(self, names: Iterable[str], column: Callable[[str], Names | Matrix], rows: Rows | None = None) -> None:
         self._names, self._column, self._rows = dict.fromkeys(names), column, rows
 
     def __getitem__(self, name: str) -> Names | Matrix:
@@ -223,4 +223,4 @@ class Table:
 
     def select(self, names: Iterable[str], rows: Rows | None = None) -> Selected:
         """Some rows of some columns, for an encoding."""
-        return Selected(tuple(names), self.column, rows)
+        return Selected(names, self.column, rows)
