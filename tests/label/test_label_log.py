@@ -130,6 +130,40 @@ def test_undo_leaves_what_others_did_since(tmp_path: Path) -> None:
     assert labels(book) == {"0.jpg": "dog"}
 
 
+def test_undo_goes_past_a_rename_whose_old_name_is_taken_by_now(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    book.act("ann", "class-add-1", "add", {"name": "a"})
+    book.label("ann", [change("1", FILES[:2], "a")])
+    book.act("ann", "rename-001", "rename", {"name": "a", "to": "b"})
+    book.act("ann", "class-add-2", "add", {"name": "a"})
+    done = [book.undo("ann", f"undo-000{i}") for i in range(3)]
+    assert [each["what"] for each in done] == ["class a added", "class a renamed to b", "2 labeled b"]
+    assert [each["left"] for each in done] == [None, "class b keeps its name: another class is called 'a' now", None]
+    assert labels(book) == {}
+    assert [(c.name, c.hidden) for c in book.state.classes] == [("b", False), ("a", True)]
+    for i in range(3):
+        book.undo("ann", f"redo-000{i}", redo=True)
+    assert labels(book) == dict.fromkeys(FILES[:2], "b")
+    assert [(c.name, c.hidden) for c in book.state.classes] == [("b", False), ("a", False)]
+    assert shown(reread(book)) == shown(book.state)
+    book.close()
+
+
+def test_what_is_undone_is_a_class_whatever_it_is_called_by_now(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    book.act("ann", "class-add-1", "add", {"name": "cat"})
+    book.act("bob", "rename-001", "rename", {"name": "cat", "to": "lynx"})
+    book.undo("ann", "undo-0001")
+    assert [(c.name, c.hidden) for c in book.state.classes] == [("lynx", True)]
+    book.undo("ann", "redo-0001", redo=True)
+    assert [(c.name, c.hidden) for c in book.state.classes] == [("lynx", False)]
+    book.act("ann", "rename-002", "rename", {"name": "lynx", "to": "dog"})
+    book.act("bob", "rename-003", "rename", {"name": "dog", "to": "wolf"})
+    assert book.undo("ann", "undo-0002")["left"] == "class wolf keeps its name: it was changed since"
+    assert shown(reread(book)) == shown(book.state)
+    book.close()
+
+
 def test_classes_are_renamed_merged_and_hidden_but_never_lost(tmp_path: Path) -> None:
     book = book_of(tmp_path)
     for name in ("cat", "dog", "bird"):

@@ -64,7 +64,7 @@ def test_a_label_is_saved_and_undone(client: TestClient) -> None:
     assert changes["undo"] == {"what": "2 labeled cat", "count": 2}
     assert (changes["counts"]["mine"], changes["rate"]["minute"]) == (2, 2)
     undone = post(client, "undo", id="undo-0001", since=changes["seq"]).json()
-    assert undone["undone"] == {"what": "2 labeled cat", "n": [2, 3], "kept": []}
+    assert undone["undone"] == {"what": "2 labeled cat", "left": None, "n": [2, 3], "kept": []}
     assert undone["pictures"]["label"] == [-1, -1]
     assert undone["rate"]["minute"] == 0
     redone = post(client, "redo", id="redo-0001", since=undone["seq"]).json()

@@ -199,7 +199,7 @@ class Book:
         with self.lock:
             word = "redo" if redo else "undo"
             if id in self.state.answered:
-                return {"what": "", "files": [], "kept": []}
+                return {"what": "", "left": None, "files": [], "kept": []}
             person = self.state.person(who)
             stack: Sequence[Step] = [] if person is None else person.redo if redo else list(person.undo)
             if not stack:
@@ -211,12 +211,25 @@ class Book:
             files = [file for file, fit in zip(step.files, fits, strict=True) if fit]
             values = [mark for mark, fit in zip(then, fits, strict=True) if fit]
             labels = [self.state.name(UNLABELED if mark is None else mark.value) for mark in values]
-            action = None if step.action is None else step.action["do" if redo else "reverse"]
-            if action is not None and action["do"] == "rename" and self._other(action["to"], action["name"]):
-                raise Refused(f"cannot {word}: there is another class '{action['to']}' now")
+            action, left = (None, None) if step.action is None else self._reversal(step.action, redo=redo)
             event = self._event(word, who, id, of=step.of, files=files, labels=labels, action=action)
+            done = {"what": self.state.describe(step), "left": left, "files": files}
             self._commit([event])
-            return {"what": self.state.describe(step), "files": files, "kept": sorted({*step.files} - {*files})}
+            return done | {"kept": sorted({*step.files} - {*files})}
+
+    def _reversal(self, step: Event, *, redo: bool) -> tuple[Event | None, str | None]:
+        """What is done to a class, whatever it is called by now; or why its name is left alone, so that what was done
+        before it can still be undone."""
+        action, chosen = step["do" if redo else "reverse"], self.state.classes[step["class"]]
+        if action["do"] == "rename":
+            keeps = f"class {chosen.name} keeps its name"
+            if chosen.name != action["name"]:
+                return None, f"{keeps}: it was changed since"
+            if self._other(action["to"], chosen.name):
+                return None, f"{keeps}: another class is called '{action['to']}' now"
+        elif action["do"] == "merge":
+            action = action | {"into": self._known(action["into"]).name}
+        return action | {"name": chosen.name}, None
 
     def _other(self, name: str, besides: str) -> LabelClass | None:
         same = self.state.similar(name)

@@ -316,7 +316,7 @@ class Api:
     def _undone(self, done: Body) -> Body:
         numbers = self.book.listing.numbers
         found = {name: [numbers[file] for file in done[key] if file in numbers] for name, key in _UNDONE.items()}
-        return {"undone": {"what": done["what"], **found}}
+        return {"undone": {"what": done["what"], "left": done["left"], **found}}
 
     def classes(self, who: str, asked: Body) -> Body:
         try:

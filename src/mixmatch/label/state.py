@@ -218,7 +218,8 @@ class State:
         reverse, changed = self._act(event)
         if reverse is not None:
             who = self._person(event["who"])
-            self._did(who, Step(event["seq"], *changed, action={"do": event, "reverse": reverse}))
+            action = {"do": event, "reverse": reverse, "class": self._class_named(reverse["name"]).id}
+            self._did(who, Step(event["seq"], *changed, action=action))
         return changed[0]
 
     def _act(

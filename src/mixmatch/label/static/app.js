@@ -166,9 +166,10 @@ function bars(waiting) {
 }
 
 // What an undo or redo did is said by the server: it knows the whole story, and what it left alone.
-function reversed({ kind }, { what, kept }, refused = false) {
-  const left = kept?.length ? ` ${count(kept.length, "picture")} left alone: somebody else changed them since.` : "";
-  toast(refused ? what : `${kind === "undo" ? "Undone" : "Done again"}: ${what}.${left}`);
+function reversed({ kind }, { what, left, kept }, refused = false) {
+  const others = kept?.length ? ` ${count(kept.length, "picture")} left alone: somebody else changed them since.` : "";
+  const done = left ? `Left alone, ${left}.` : `${kind === "undo" ? "Undone" : "Done again"}: ${what}.`;
+  toast(refused ? what : `${done}${others}`);
   views[tab.current].reversed?.();
 }
 
