@@ -80,12 +80,13 @@ def session(photos: Path, thinking: bool) -> None:
     """Open a folder and ask for everything."""
     from labeling import client_of
 
-    from mixmatch.label import serve
-    from mixmatch.label.desk import Desk, home_of
+    from mixmatch.label.desk import Desk
+    from mixmatch.label.home import home_of, locked, read_record
+    from mixmatch.label.opening import FirstPage
 
     home = home_of(photos)
-    with serve.locked(home):
-        serve._read_record(home)
+    with locked(home):
+        FirstPage.take(home, str(read_record(home).get("token")))
         desk = Desk(photos, home, "ann")
         try:
             desk.start()

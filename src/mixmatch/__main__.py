@@ -11,15 +11,25 @@ def main() -> None:
     # The choice has to be made before PyTorch is imported.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    failed: BaseException | None = None
     try:
-        from mixmatch.training.stop import stop_at_once
+        from mixmatch.label.start import plain_folder, start
+        from mixmatch.training.stop import stop_as_usual, stop_at_once
 
         stop_at_once()
+        if (plain := plain_folder(sys.argv[1:])) is not None:
+            folder, browser = plain
+            stop_as_usual()
+            try:
+                start(folder, browser=browser)
+                return
+            except BaseException as error:  # also Ctrl-C: told as the errors of all commands are
+                failed = error
         from mixmatch.cli import main as run
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         sys.exit(130)
-    run()
+    run(failed)
 
 
 if __name__ == "__main__":

@@ -100,6 +100,11 @@ def read_plain(path: Path, most: int, *, follow: bool = False) -> bytes:
         return file.read()
 
 
+def digest(text: str) -> str:
+    """A short text that stands for a longer one."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def file_sha256(path: Path, most: int = sys.maxsize, *, follow: bool = False) -> str:
     """The hash of a plain file of at most `most` bytes."""
     with open_plain(path, most, follow=follow) as file:

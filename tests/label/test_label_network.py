@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mixmatch.errors import MixMatchError
+from mixmatch.label.choice import Choice
 from mixmatch.label.network import FILTERS, Network
-from mixmatch.label.thinking import Choice
 from mixmatch.networks.frozen import Basic
 
 

@@ -18,11 +18,11 @@ from mixmatch.data.user.tree import Entry
 from mixmatch.errors import MixMatchError
 from mixmatch.label.answers import BODY
 from mixmatch.label.course import checked_about
-from mixmatch.label.desk import Desk, home_of
+from mixmatch.label.desk import Desk
+from mixmatch.label.home import home_of, locked, token_at
 from mixmatch.label.listing import load_listing
 from mixmatch.label.program import Program
 from mixmatch.label.safety import Guard
-from mixmatch.label.serve import locked, token_at
 from mixmatch.label.server import make_app
 from mixmatch.storage import try_lock
 

@@ -20,11 +20,12 @@ from starlette.testclient import TestClient
 
 from mixmatch.data.user.folder import read_folder
 from mixmatch.data.user.tree import Entry
+from mixmatch.label.body import encode
 from mixmatch.label.desk import Desk
 from mixmatch.label.guess import as_half
 from mixmatch.label.listing import Listing, load_listing
 from mixmatch.label.program import Program
-from mixmatch.label.view import Guesses, encode
+from mixmatch.label.view import Guesses
 
 CAT, DOG = 0, 1  # the classes that the folders name
 

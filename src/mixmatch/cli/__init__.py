@@ -217,9 +217,12 @@ def command_line() -> Any:
     return typer.main.get_command(app)
 
 
-def main() -> None:
-    """Run a command. What a user can fix is one line on standard error and exit code 2."""
+def main(failed: BaseException | None = None) -> None:
+    """Run a command, unless one was run already and `failed`. What a user can fix is one line on standard error and
+    exit code 2."""
     try:
+        if failed is not None:
+            raise failed
         code = command_line()(prog_name="mixmatch", standalone_mode=False)
     except MixMatchError as error:
         _fail(with_options(str(error), sys.argv[1:]), 2)

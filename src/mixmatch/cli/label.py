@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import webbrowser
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mixmatch.cli.options import say
-from mixmatch.errors import not_installed
+from mixmatch.label.start import start
 
 
 def label(
@@ -50,24 +47,11 @@ def label(
 
       mixmatch train photos/ --labels-file photos/.mixmatch-labels/labels.csv
     """
-    for package in ("starlette", "uvicorn"):
-        if find_spec(package) is None:
-            raise not_installed("the page", package, "label")
-    from mixmatch.label.serve import AlreadyServed, serve
-
-    try:
-        serve(
-            folder.expanduser(),
-            host=host,
-            port=port,
-            open_browser=browser,
-            features=features,
-            weights=None if weights is None else weights.expanduser(),
-            say=say,
-        )
-    except AlreadyServed as found:
-        if found.address is None:
-            raise
-        say(str(found))
-        if browser:
-            webbrowser.open(found.address)
+    start(
+        folder.expanduser(),
+        host=host,
+        port=port,
+        browser=browser,
+        features=features,
+        weights=None if weights is None else weights.expanduser(),
+    )

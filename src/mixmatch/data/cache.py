@@ -3,7 +3,6 @@ once and the second start decodes nothing."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mixmatch.errors import MixMatchError, explaining
-from mixmatch.storage import check_plain, temporary
+from mixmatch.storage import check_plain, digest, temporary
 
 FORMAT = 1
 """Part of every key: raise it when decoding changes, and old caches are not used."""
@@ -107,10 +106,6 @@ def earlier(path: Path) -> list[Path]:
     """Files that differ from `path` in the hash at the end of their names: what older versions of the sources left."""
     name = path.stem.rpartition("-")[0]
     return [file for file in path.parent.glob(f"{name}-{'[0-9a-f]' * 16}.npy") if file != path]
-
-
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _write_header(file: BinaryIO, shape: tuple[int, ...]) -> int:

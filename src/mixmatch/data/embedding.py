@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from mixmatch.augment import CropFlip, unaugmented
-from mixmatch.data.cache import digest
 from mixmatch.data.packed import read_packed, write_packed
 from mixmatch.data.source import Rows, Source
 from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
 from mixmatch.networks.frozen import Basic, Embedded, build_frozen
 from mixmatch.networks.precision import full_fp32
+from mixmatch.storage import digest
 
 MOST_VALUES = 250_000_000
 """Numbers in memory, a gigabyte: of very many images there are fewer views."""

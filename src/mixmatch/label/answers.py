@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 from typing import Any
+from urllib.parse import unquote
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -15,14 +16,15 @@ from starlette.responses import JSONResponse, Response
 
 from mixmatch.errors import MixMatchError
 from mixmatch.label import pictures
+from mixmatch.label.body import Body, encode
 from mixmatch.label.book import Refused
 from mixmatch.label.log import DiskFull
-from mixmatch.label.view import Body, encode
 
 BODY, IMPORT = 8 << 20, 64 << 20
 """Bytes that a request may have."""
 SECONDS = 60
 """That a body may take to arrive."""
+WHO = "mixmatch-who"
 ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 ZIP_FROM = 2000
 """Bytes from which an answer is compressed."""
@@ -101,6 +103,17 @@ def clean_name(name: object) -> str:
     if not isinstance(name, str) or not name.isprintable():
         return ""
     return " ".join(name.split())[:40]
+
+
+def who_is(request: Request, user: str) -> str:
+    """The person's name; without one, the `user` who started the server."""
+    return clean_name(unquote(request.cookies.get(WHO, ""))) or user
+
+
+def jpeg_headers(key: str, side: int, *, fresh: bool) -> dict[str, str]:
+    """Of a picture. One whose address names the version it has now never changes there."""
+    keep = "private, max-age=31536000, immutable" if fresh else "private, no-cache"
+    return {"ETag": f'"{key}-{side}"', "Cache-Control": keep}
 
 
 def as_json(request: Request, body: Body, status: int = 200, headers: dict[str, str] | None = None) -> Response:

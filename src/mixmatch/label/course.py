@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from mixmatch.label.body import Body
 from mixmatch.label.book import Refused
 from mixmatch.label.events import list_of, number, text, text_or_none, whole
 from mixmatch.label.exchange import Labeled
-from mixmatch.label.view import Body
 from mixmatch.measure import share_interval
 from mixmatch.storage import parse_json, read_json, read_plain
 from mixmatch.text import in_words

@@ -3,16 +3,18 @@ looking for files, keeping labels.csv and remembering what labeled files hold.""
 
 from __future__ import annotations
 
-import os
+import gzip
 import threading
 import time
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
-from mixmatch.data.cache import digest
 from mixmatch.data.user.tree import Entry, Tree, scan
 from mixmatch.errors import MixMatchError
+from mixmatch.label.body import Body, encode
 from mixmatch.label.book import Book
+from mixmatch.label.choice import Choice
 from mixmatch.label.exchange import (
     CSV_NAME,
     Found,
@@ -25,41 +27,23 @@ from mixmatch.label.exchange import (
     to_csv,
     to_folders,
 )
+from mixmatch.label.home import refuse_links
 from mixmatch.label.log import DiskFull
-from mixmatch.label.pictures import CannotShow, Pictures
-from mixmatch.label.thinking import Choice, Thinking
+from mixmatch.label.opening import FirstPage, stamp
+from mixmatch.label.pictures import THUMBNAILS, CannotShow, Pictures
+from mixmatch.label.state import UNLABELED
+from mixmatch.label.thinking import Thinking
 from mixmatch.label.training import Trainings
-from mixmatch.label.view import Body, View
-from mixmatch.storage import file_sha256, refuse_link, replace_durably, temporary
+from mixmatch.label.view import EXAM, GONE, View
+from mixmatch.storage import digest, file_sha256, replace_durably
 from mixmatch.text import count, listed, printable
 
-HIDDEN = ".mixmatch-labels"
-"""The folder in which everything is kept, inside of the folder of pictures."""
 PAUSE = 1.0
 """Seconds between two writes of labels.csv."""
+IN_SIGHT = 200
+"""Pictures whose identities are kept for the first page of the next start."""
 CHUNK = 500
 """Files that are taken into the listing at once while it is scanned."""
-
-
-def home_of(root: Path) -> Path:
-    """`FOLDER/.mixmatch-labels`, or where the folder cannot be written to, a place under the user's own data. (Not the
-    user's cache: caches are deleted, labels must not be.)"""
-    beside = root / HIDDEN
-    _refuse_links(beside)
-    with suppress(OSError):
-        with temporary(beside / "probe") as probe:
-            probe.touch()
-        return beside
-    data = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser()
-    return data / "mixmatch" / "labels" / digest(str(root.resolve()))
-
-
-def _refuse_links(*folders: Path) -> None:
-    try:
-        for folder in folders:
-            refuse_link(folder)
-    except OSError as error:
-        raise MixMatchError(f"cannot keep labels in {error.filename}: {error.strerror}") from None
 
 
 class Desk:
@@ -67,12 +51,12 @@ class Desk:
 
     def __init__(self, root: Path, home: Path, user: str, choice: Choice | None = None) -> None:
         self.root, self.home, self.user = root, home, user
-        kept = [home / name for name in ("copies", "thumbnails", "thinking", "trainings", "runs", "export")]
-        _refuse_links(home, *kept)
-        _refuse_links(*(inner for folder in kept for inner in folder.glob("*")))
+        kept = [home / name for name in ("copies", THUMBNAILS, "thinking", "trainings", "runs", "export")]
+        refuse_links(home, *kept)
+        refuse_links(*(inner for folder in kept for inner in folder.glob("*")))
         self.book = Book(root, home)
         self.view = View(self.book)
-        self.pictures = Pictures(home / "thumbnails")
+        self.pictures = Pictures(home / THUMBNAILS)
         self.trainings = Trainings(self.view, home)
         self.thinking = Thinking(self.view, home, choice)
         self._ended = threading.Event()
@@ -110,6 +94,29 @@ class Desk:
             self.write_csv()
         self.pictures.close()
         self.book.close()
+
+    def first_page(self) -> FirstPage:
+        """What the next page will ask for first, if nothing changes until then."""
+        view = View(self.book)  # what is known of guesses or unreadable files is found out again by the next server
+        view.training, view.scanning = self.trainings.short, True
+        state, listing = view.state(self.user), self.book.listing
+        in_order, label, flags = listing.in_order(), view.column("label"), view.column("flags")
+        free = (n for n in in_order if label[n] == UNLABELED and not flags[n] & (EXAM | GONE))
+        return FirstPage(
+            stamp(self.book.log.path),
+            self.user,
+            listing.version,
+            view.digest(),
+            {str(n): listing.identity(n) for n in (*in_order[:IN_SIGHT], *islice(free, IN_SIGHT))},
+            state | {"rate": dict.fromkeys(state["rate"], 0)},
+            gzip.compress(encode(view.images(0)), 1, mtime=0),
+        )
+
+    def check(self, shown: FirstPage) -> None:
+        """Where a page was shown anything else than what the log says, pages read everything anew."""
+        with self.book.lock:
+            if shown.content != self.view.digest() or shown.state["seq"] != self.book.state.seq:
+                self.book.listing.changes += 1
 
     # --------------------------------------------------------------------------------------------------------- pictures
 

@@ -10,12 +10,14 @@ import json
 import re
 from array import array
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from mixmatch.data.cache import digest
-from mixmatch.data.user.tree import Entry
 from mixmatch.label.events import all_inside, whole
-from mixmatch.storage import read_json, replace_durably
+from mixmatch.storage import digest, read_json, replace_durably
+
+if TYPE_CHECKING:
+    from mixmatch.data.user.tree import Entry
 
 NAME = "listing.json"
 FORMAT = 1

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from mixmatch.augment import unaugmented
-from mixmatch.data.cache import digest
 from mixmatch.data.packed import read_packed, write_packed
 from mixmatch.data.user.images import parallel_map
 from mixmatch.draws import generator
@@ -24,6 +23,7 @@ from mixmatch.label.features import SIDE
 from mixmatch.networks.frozen import Basic, build_frozen
 from mixmatch.networks.precision import full_fp32
 from mixmatch.networks.timm_backbone import SMALLEST
+from mixmatch.storage import digest
 
 BATCH = 32
 SAMPLE = 1024

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+from functools import cache
 from importlib.resources import files as resources
 from pathlib import Path
 
@@ -34,6 +35,7 @@ class File:
         self.zipped = gzip.compress(content, 6, mtime=0) if len(content) > ZIP_FROM else None
 
 
+@cache
 def load_static() -> dict[str, File]:
     """The page's own files, read once: a request can name these and nothing else."""
     folder = Path(str(resources("mixmatch.label") / "static"))

@@ -22,6 +22,8 @@ SECONDS = 15.0
 """That a picture may take."""
 WAIT = 30.0
 """Seconds that a request waits for a free process."""
+THUMBNAILS = "thumbnails"
+"""The folder they are kept in."""
 MEMORY = 16 << 20
 DISK = 1 << 30
 """Bytes of pictures that are kept, in memory and on disk. The browser keeps its own, too."""
@@ -99,6 +101,19 @@ MOST_KEPT = 1 << 24
 """Bytes of one that is read from the disk."""
 
 
+def read_kept(cache: Path, key: str, side: int) -> bytes | None:
+    """A picture that was kept on disk, if it is there and whole."""
+    with suppress(OSError):
+        found = read_plain(_place(cache, key, side), MOST_KEPT)
+        if found.startswith(b"\xff\xd8") and found.endswith(b"\xff\xd9"):
+            return found
+    return None
+
+
+def _place(cache: Path, key: str, side: int) -> Path:
+    return cache / key[:2] / f"{key}-{side}"  # without .jpg: a program that looks for images shall not find these
+
+
 class Pictures:
     """Pictures by a key that changes with the file; made when they are first asked for."""
 
@@ -118,18 +133,15 @@ class Pictures:
         name = f"{key}-{side}"
         if (found := self.recent(key, side)) is not None:
             return found
-        kept = self._cache / key[:2] / name  # without .jpg: a program that looks for images shall not find these
-        with suppress(OSError):
-            found = read_plain(kept, MOST_KEPT)
-            if found.startswith(b"\xff\xd8") and found.endswith(b"\xff\xd9"):
-                self._remember(name, found)
-                return found
+        if (found := read_kept(self._cache, key, side)) is not None:
+            self._remember(name, found)
+            return found
         head, jpeg = self._ask(path, side)
         if "error" in head:
             raise CannotShow(str(head["error"]))
         self._remember(name, jpeg)
         if side <= THUMB:
-            self._keep(kept, jpeg)
+            self._keep(_place(self._cache, key, side), jpeg)
         return jpeg
 
     def prepare(self) -> None:

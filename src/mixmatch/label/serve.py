@@ -4,49 +4,37 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
-import re
-import secrets
 import signal
 import socket
 import sys
 import threading
-import time
 import webbrowser
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from getpass import getuser
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import uvicorn
 
-from mixmatch.errors import MixMatchError, explaining
+from mixmatch.errors import MixMatchError
 from mixmatch.label.answers import clean_name
-from mixmatch.label.desk import Desk, home_of
+from mixmatch.label.choice import RUN, Choice
+from mixmatch.label.home import RECORD, home_of, locked, read_record, token_at
+from mixmatch.label.opening import FirstPage, Opening
 from mixmatch.label.safety import Guard
-from mixmatch.label.server import make_app
-from mixmatch.label.thinking import RUN, Choice
-from mixmatch.storage import PRIVATE, open_own, read_json, replace_durably, try_lock
+from mixmatch.storage import PRIVATE, replace_durably
 from mixmatch.text import count
 
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from mixmatch.label.desk import Desk
+
 LOCAL = "127.0.0.1"
-RECORD = "server.json"
-"""Port and token, for its owner alone: the next start takes them again, so that an open page goes on."""
-
-MOST_RECORD = 1 << 16
-"""Bytes that it may have."""
-ADDRESS = re.compile(r"http://[A-Za-z0-9._:\[\]-]{1,255}/\?token=[A-Za-z0-9_-]{1,128}")
-
+AT_LATEST = 0.5
+"""Seconds after which the labels are read, if nobody has asked for more than the first page."""
 Say = Callable[[str], None]
-
-
-class AlreadyServed(MixMatchError):
-    """Another process serves this folder; `address` is where."""
-
-    def __init__(self, message: str, address: str | None) -> None:
-        super().__init__(message)
-        self.address = address
 
 
 def serve(
@@ -75,31 +63,81 @@ def serve(
     choice.check()
     home = home_of(folder)
     with locked(home):
-        record = _read_record(home)
+        record = read_record(home)
         place = [str(home.resolve()), home.stat().st_ino]
         token = token_at(place, record)
         with listening(host, port, record.get("port")) as (sock, port):
             sock.listen(128)  # a browser that is fast has to wait, not to fail
             address = f"http://{_named(host)}:{port}/?token={token}"
-            content = {"address": address, "port": port, "token": token, "place": place, "pid": os.getpid()}
-            replace_durably(home / RECORD, json.dumps(content).encode(), PRIVATE)
-            desk = Desk(folder, home, clean_name(_user()) or "me", choice)
+            content = {"address": address, "port": port, "token": token, "place": place}
+            if content != record:
+                replace_durably(home / RECORD, json.dumps(content).encode(), PRIVATE)
+            opening = Opening(home, FirstPage.take(home, token))
+            server = _server(opening, host, port, token)
+            reader = _Reader((folder, home, clean_name(_user()) or "me", choice), opening, server, say)
+            if opening.first is None:
+                reader.read()
+            else:
+                reader.start()
             try:
-                server = _server(desk, host, port, token)
-                desk.start()
-                _announce(desk, address, host, say)
+                _announce(folder, home, address, host, say)
                 if open_browser:
                     threading.Thread(target=_open, args=(address,), daemon=True).start()
                 _run(server, sock)
             finally:
-                desk.close()
-    given = sum(mark.value >= 0 for mark in desk.book.state.marks.values())
+                given = reader.close(token)
     say(f"stopped; {count(given, 'label')} saved in {home}")
 
 
-def _server(desk: Desk, host: str, port: int, token: str) -> uvicorn.Server:
+class _Reader(threading.Thread):
+    """Reads the labels, and puts what can do everything in the place of what only shows the first page. It begins once
+    something is asked for that needs it, and soon in any case: what is on the screen comes first."""
+
+    def __init__(
+        self, what: tuple[Path, Path, str, Choice], opening: Opening, server: uvicorn.Server, say: Say
+    ) -> None:
+        super().__init__(name="reader", daemon=True)
+        self._what, self._opening, self._server, self._say = what, opening, server, say
+        self._desk: Desk | None = None
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        self._opening.wanted.wait(AT_LATEST)
+        try:
+            self.read()
+        except Exception as error:
+            self._error, self._opening.failed, self._server.should_exit = error, True, True
+
+    def read(self) -> None:
+        from mixmatch.label.desk import Desk  # with NumPy and all that reads pictures, which takes long to import
+        from mixmatch.label.server import make_app
+
+        desk = self._desk = Desk(*self._what)
+        for note in desk.book.log.notes:
+            self._say(f"warning: {note}")
+        if self._opening.first is not None:
+            desk.check(self._opening.first)
+        desk.start()
+        self._opening.app, self._opening.first = make_app(desk), None
+
+    def close(self, token: str) -> int:
+        """End and save everything; returns how many labels there are."""
+        if self.is_alive():
+            self._opening.wanted.set()
+            self.join()
+        if self._desk is not None:
+            self._desk.close()
+        if self._error is not None:
+            raise self._error
+        assert self._desk is not None
+        with suppress(OSError):
+            self._desk.first_page().save(self._desk.home, token)
+        return sum(mark.value >= 0 for mark in self._desk.book.state.marks.values())
+
+
+def _server(app: ASGIApp, host: str, port: int, token: str) -> uvicorn.Server:
     hosts = {_named(host), socket.gethostname(), socket.getfqdn()} if not is_loopback(host) else {_named(host)}
-    app = Guard(make_app(desk), token=token, port=port, hosts=hosts, any_address=not is_loopback(host))
+    app = Guard(app, token=token, port=port, hosts=hosts, any_address=not is_loopback(host))
     config = uvicorn.Config(
         app,
         http="h11",
@@ -128,43 +166,6 @@ def _run(server: uvicorn.Server, sock: socket.socket) -> None:
             server.run([sock])
     finally:
         signal.signal(signal.SIGTERM, ended)
-
-
-def token_at(place: list[Any], record: Mapping[str, Any]) -> str:
-    """The token of the last time, if that was at the same place: a folder that came from elsewhere brings one that
-    others know."""
-    known = record.get("token") if record.get("place") == place else None
-    return known if isinstance(known, str) and known else secrets.token_urlsafe(32)
-
-
-@contextmanager
-def locked(home: Path) -> Iterator[None]:
-    """Hold a folder's labels against other servers; `AlreadyServed` names the one that has them."""
-    with explaining(f"cannot keep labels in {home}"):
-        home.mkdir(parents=True, exist_ok=True)
-        file = os.fdopen(open_own(home / "lock"), "ab")
-    with file:
-        for _ in range(20):  # one that is just ending takes a moment
-            if try_lock(file.fileno()):
-                break
-            time.sleep(0.05)
-        else:
-            address = _read_record(home).get("address")
-            where = f" at {address}" if address else ""
-            raise AlreadyServed(f"this folder is being labeled already{where}", address)
-        yield
-
-
-def _read_record(home: Path) -> dict[str, Any]:
-    try:
-        record = read_json(home / RECORD, MOST_RECORD)
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(record, dict):
-        return {}
-    address = record.get("address")
-    known = isinstance(address, str) and ADDRESS.fullmatch(address)  # it is printed, and opened in the browser
-    return record | {"address": address if known else None}
 
 
 @contextmanager
@@ -206,17 +207,15 @@ def _named(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _announce(desk: Desk, address: str, host: str, say: Say) -> None:
+def _announce(folder: Path, home: Path, address: str, host: str, say: Say) -> None:
     if not is_loopback(host):
         say(
             f"WARNING: listening on {host}: everyone on the network who has the address below, with its token, can see "
             "the pictures and change labels, and the connection is not encrypted"
         )
-    if desk.home.parent != desk.root:
-        say(f"{desk.root} cannot be written to: labels are kept in {desk.home}")
-    for note in desk.book.log.notes:
-        say(f"warning: {note}")
-    say(f"label {desk.root} at {address}")
+    if home.parent != folder:
+        say(f"{folder} cannot be written to: labels are kept in {home}")
+    say(f"label {folder} at {address}")
     say("Ctrl-C stops; every label is saved when it is given")
 
 

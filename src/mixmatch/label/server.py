@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -22,27 +22,29 @@ from mixmatch.label import pictures
 from mixmatch.label.answers import (
     BODY,
     IMPORT,
+    WHO,
     Malformed,
     as_error,
     as_json,
     clean_name,
     http_error,
     id_of,
+    jpeg_headers,
     on_bug,
     query_number,
     read_json,
     share_of,
+    who_is,
     whole_number,
 )
+from mixmatch.label.body import Body
 from mixmatch.label.book import SOURCES, Change, Refused
 from mixmatch.label.desk import Desk
 from mixmatch.label.exchange import to_csv, to_label_studio
 from mixmatch.label.page import load_static, serve_static
-from mixmatch.label.view import Body
 from mixmatch.storage import read_plain
 from mixmatch.text import printable
 
-WHO = "mixmatch-who"
 MOST_CHANGES, MOST_PICTURES = 1000, 200_000
 SEEN = 6
 """The least sure pictures of a group that must be seen before it is confirmed."""
@@ -176,7 +178,7 @@ class Api:
         )
 
     def who_is(self, request: Request) -> str:
-        return clean_name(unquote(request.cookies.get(WHO, ""))) or self.desk.user
+        return who_is(request, self.desk.user)
 
     # -------------------------------------------------------------------------------------------------------- looking
 
@@ -221,11 +223,9 @@ class Api:
     async def _jpeg(self, request: Request, side: int) -> Response:
         # No lock: whoever holds it may be waiting for the disk, and all other answers would wait with this one.
         n, listing = self._number(request), self.book.listing
-        key, fresh = listing.identity(n), request.query_params.get("v") == listing.version
-        etag = f'"{key}-{side}"'
-        keep = "private, max-age=31536000, immutable" if fresh else "private, no-cache"
-        headers = {"ETag": etag, "Cache-Control": keep}
-        if request.headers.get("if-none-match") == etag:
+        key = listing.identity(n)
+        headers = jpeg_headers(key, side, fresh=request.query_params.get("v") == listing.version)
+        if request.headers.get("if-none-match") == headers["ETag"]:
             return Response(status_code=304, headers=headers)
         try:
             jpeg = self.desk.pictures.recent(key, side) or await run_in_threadpool(self.desk.jpeg, n, side)

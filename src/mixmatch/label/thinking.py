@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import random
 import threading
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from mixmatch.data.packed import write_packed
-from mixmatch.errors import MixMatchError, not_installed, unknown
+from mixmatch.errors import MixMatchError
+from mixmatch.label.body import Body
+from mixmatch.label.choice import RUN, Choice
 from mixmatch.label.listing import NAME as LISTING
 from mixmatch.label.program import MOST_OUTPUT, Program, call, read_answer
 from mixmatch.label.state import UNLABELED
-from mixmatch.label.view import EXAM, GONE, TEST, UNREADABLE, Body, View
+from mixmatch.label.view import EXAM, GONE, TEST, UNREADABLE, View
 from mixmatch.storage import read_plain
 
 AHEAD = 200
@@ -28,33 +29,6 @@ HOW = (
     "Each label is compared with the labels of the pictures most like it, and with a model that never saw it "
     "(features: {}). Both are out of sample: the label itself is not used."
 )
-RUN, PIXELS, BASIC, TIMM = "run", "pixels", "basic", "timm:"
-
-
-class Choice(NamedTuple):
-    """By which features pictures are compared: those of the newest `run`, once there is one; of their `pixels`; or of a
-    network, `basic` or `timm:NAME` with weights from a file."""
-
-    features: str = RUN
-    weights: Path | None = None
-
-    def check(self) -> None:
-        """Refuse what cannot work, before anything starts. That a model is there is known once it is loaded."""
-        is_timm = self.features.startswith(TIMM) and self.features != TIMM
-        if not is_timm and self.features not in (RUN, PIXELS, BASIC):
-            raise unknown("features", self.features, [RUN, PIXELS, BASIC, f"{TIMM}NAME"])
-        if not is_timm:
-            if self.weights is not None:
-                raise MixMatchError(f"weights= is for features={TIMM}NAME: leave it out")
-        elif find_spec("timm") is None:
-            raise not_installed(f"features={self.features}", "timm", "timm")
-        elif self.weights is not None and not self.weights.is_file():
-            raise MixMatchError(f"there is no file weights={self.weights}")
-
-    @property
-    def computed(self) -> str:
-        """Those that are computed for all pictures, whether there is a run or not."""
-        return PIXELS if self.features == RUN else self.features
 
 
 class Thinking:

@@ -19,6 +19,7 @@ from typing import Any
 from mixmatch import __version__
 from mixmatch.data.packed import read_packed
 from mixmatch.errors import MixMatchError
+from mixmatch.label.body import Body
 from mixmatch.label.book import Refused
 from mixmatch.label.course import (
     AT_WORK,
@@ -40,7 +41,7 @@ from mixmatch.label.exchange import labeled, to_csv
 from mixmatch.label.listing import NAME as LISTING
 from mixmatch.label.pictures import Busy
 from mixmatch.label.program import Program, call, read_answer
-from mixmatch.label.view import Body, Guesses, View
+from mixmatch.label.view import Guesses, View
 from mixmatch.storage import open_own, read_json, replace_durably, try_lock
 
 MINUTES = 10

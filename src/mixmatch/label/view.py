@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mixmatch.label.body import Body
 from mixmatch.label.book import Book
 from mixmatch.label.state import BROKEN, MARKS, NONE, SKIP, TAKEN, UNLABELED, Mark, State, Step
 from mixmatch.text import printable
@@ -25,13 +26,8 @@ MOST_CHANGES = 20_000
 AT_ONCE = 10_000
 """Pictures in an answer while there are more to be found."""
 
-PIECE = 5000
-"""Values of a column that are written at once."""
-
 GROUP = 500
 """Pictures of a group that are shown at once."""
-
-Body = dict[str, Any]
 
 
 class Guesses:
@@ -52,8 +48,8 @@ class View:
     def __init__(self, book: Book) -> None:
         self.book = book
         self.scanning = False
-        self.found: int | None = None
-        """Pictures that the last whole scan had found."""
+        self.found: int | None = len(book.listing) or None
+        """Pictures that the last whole scan had found; those of the kept list while there was none."""
         self.notes: dict[str, str] = {}
         """Things to show once, by a key."""
         self.training: Callable[[], Body] = dict
@@ -112,6 +108,13 @@ class View:
             if table:
                 flags |= np.where([file in table for file in files], flag, 0)
         self._flags[at] = flags
+
+    def digest(self) -> str:
+        """Stands for all pictures and what is said of them."""
+        found = hashlib.sha256("\0".join(self.book.listing.files).encode("utf-8", "surrogateescape"))
+        for column in (self._label, self._who, self._flags):
+            found.update(column.tobytes())
+        return found.hexdigest()
 
     def unreadable(self, n: int) -> None:
         self._flags[n] |= UNREADABLE
@@ -301,26 +304,6 @@ class View:
 
 
 _NO_MARK = Mark(UNLABELED, -1, 0, "")
-
-
-def encode(body: Body) -> bytes:
-    """JSON. Long columns are written in pieces: Python's writer holds a text per number until it has all of them."""
-    written = [b"{"]
-    for name, value in body.items():
-        written.append(f"{_written(name)}:".encode())
-        if type(value) is list and len(value) > PIECE:
-            pieces = (
-                _written(value[i : i + PIECE])[1:-1].encode("utf-8", "replace") for i in range(0, len(value), PIECE)
-            )
-            written += [b"[", b",".join(pieces), b"]"]
-        else:
-            written.append(_written(value).encode("utf-8", "replace"))
-        written.append(b",")
-    written[-1] = b"}"
-    return b"".join(written)
-
-
-_written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def _step(step: Step | None, state: State) -> Body | None:

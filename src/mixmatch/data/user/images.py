@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from mixmatch.data.cache import digest, earlier, mapped, new_file, write_rows
+from mixmatch.data.cache import earlier, mapped, new_file, write_rows
 from mixmatch.data.user.reading import IMAGE_SIZES
 from mixmatch.errors import MixMatchError
-from mixmatch.storage import open_plain, read_json, temporary
+from mixmatch.storage import digest, open_plain, read_json, temporary
 from mixmatch.text import count
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")

@@ -17,7 +17,7 @@ from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
-from mixmatch.data.cache import digest, mapped, new_file
+from mixmatch.data.cache import mapped, new_file
 from mixmatch.data.joined import Joined
 from mixmatch.data.user.folder import Listed, assemble, list_folder
 from mixmatch.data.user.images import (
@@ -34,7 +34,7 @@ from mixmatch.data.user.reading import Reading
 from mixmatch.data.user.rows import Finding, Part, Severity, UserData
 from mixmatch.data.user.tree import Entry
 from mixmatch.errors import MixMatchError, explaining
-from mixmatch.storage import file_sha256, read_json, replace_durably
+from mixmatch.storage import digest, file_sha256, read_json, replace_durably
 
 INDEX = "shards.json"
 SHARD_SIZE = 50_000

@@ -1,0 +1,90 @@
+"""Where the labels of a folder are kept, who holds them, and the token that lets a page in. Imports nothing large: a
+server starts with it."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from mixmatch.errors import MixMatchError, explaining
+from mixmatch.storage import digest, open_own, read_json, refuse_link, temporary, try_lock
+
+HIDDEN = ".mixmatch-labels"
+"""The folder in which everything is kept, inside of the folder of pictures."""
+RECORD = "server.json"
+"""Port and token, for its owner alone: the next start takes them again, so that an open page goes on."""
+MOST_RECORD = 1 << 16
+"""Bytes that it may have."""
+ADDRESS = re.compile(r"http://[A-Za-z0-9._:\[\]-]{1,255}/\?token=[A-Za-z0-9_-]{1,128}")
+
+
+class AlreadyServed(MixMatchError):
+    """Another process serves this folder; `address` is where."""
+
+    def __init__(self, message: str, address: str | None) -> None:
+        super().__init__(message)
+        self.address = address
+
+
+def home_of(root: Path) -> Path:
+    """`FOLDER/.mixmatch-labels`, or where the folder cannot be written to, a place under the user's own data. (Not the
+    user's cache: caches are deleted, labels must not be.)"""
+    beside = root / HIDDEN
+    refuse_links(beside)
+    with suppress(OSError):
+        with temporary(beside / "probe") as probe:
+            probe.touch()
+        return beside
+    data = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser()
+    return data / "mixmatch" / "labels" / digest(str(root.resolve()))
+
+
+def refuse_links(*folders: Path) -> None:
+    try:
+        for folder in folders:
+            refuse_link(folder)
+    except OSError as error:
+        raise MixMatchError(f"cannot keep labels in {error.filename}: {error.strerror}") from None
+
+
+@contextmanager
+def locked(home: Path) -> Iterator[None]:
+    """Hold a folder's labels against other servers; `AlreadyServed` names the one that has them."""
+    with explaining(f"cannot keep labels in {home}"):
+        home.mkdir(parents=True, exist_ok=True)
+        file = os.fdopen(open_own(home / "lock"), "ab")
+    with file:
+        for _ in range(20):  # one that is just ending takes a moment
+            if try_lock(file.fileno()):
+                break
+            time.sleep(0.05)
+        else:
+            address = read_record(home).get("address")
+            where = f" at {address}" if address else ""
+            raise AlreadyServed(f"this folder is being labeled already{where}", address)
+        yield
+
+
+def read_record(home: Path) -> dict[str, Any]:
+    try:
+        record = read_json(home / RECORD, MOST_RECORD)
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(record, dict):
+        return {}
+    address = record.get("address")
+    known = isinstance(address, str) and ADDRESS.fullmatch(address)  # it is printed, and opened in the browser
+    return record | {"address": address if known else None}
+
+
+def token_at(place: list[Any], record: Mapping[str, Any]) -> str:
+    """The token of the last time, if that was at the same place: a folder that came from elsewhere brings one that
+    others know."""
+    known = record.get("token") if record.get("place") == place else None
+    return known if isinstance(known, str) and known else secrets.token_urlsafe(32)
