@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from mixmatch.data.user.tree import Entry
 from mixmatch.label.book import Book, Change, Refused
+from mixmatch.label.events import all_usual, check_event
 from mixmatch.label.log import ASIDE, NAME, DiskFull, Log
 from mixmatch.label.state import State
 
@@ -216,6 +217,23 @@ acts = st.one_of(
     st.tuples(st.sampled_from(["hide", "show"]), st.sampled_from(["cat", "dog"])),
     st.tuples(st.just("exam")),
 )
+
+
+USUAL = {"seq": 1, "t": 2.5, "kind": "label", "who": "ann", "id": "id-1", "label": "cat"}
+USUAL |= {"files": ["0.jpg"], "before": [None], "source": "key"}
+odd = st.sampled_from(
+    [None, -1, 1.5, 2**60, float("nan"), True, "undo", [], ["../1.jpg"], ["a\0b"], ["/1.jpg"], [1], {}, ["x"] * 20]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from([*USUAL, "conflicts", "to"]), odd, max_size=2), min_size=1, max_size=4))
+def test_what_is_found_usual_together_is_what_each_event_must_be(changes: list[dict[str, Any]]) -> None:
+    events = [USUAL | change for change in changes]
+    if all_usual(events):
+        for event in events:
+            check_event(event)
+    assert all_usual([USUAL] * 3)
 
 
 @settings(max_examples=60, deadline=None)

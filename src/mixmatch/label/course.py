@@ -10,7 +10,7 @@ from typing import Any
 
 from mixmatch.label.body import Body
 from mixmatch.label.book import Refused
-from mixmatch.label.events import list_of, number, text, text_or_none, whole
+from mixmatch.label.events import TEXT, TEXT_OR_NONE, list_of, number, text, whole
 from mixmatch.label.exchange import Labeled
 from mixmatch.measure import share_interval
 from mixmatch.storage import parse_json, read_json, read_plain
@@ -97,10 +97,10 @@ _ALWAYS: dict[str, Callable[[Any], bool]] = {
     "began": number,
 }
 _KEPT: dict[str, Callable[[Any], bool]] = {
-    "classes": list_of(text),
+    "classes": list_of(TEXT),
     "listing": text,
     "seconds": number,
-    "error": text_or_none,
+    "error": lambda error: type(error) in TEXT_OR_NONE,
     "exam": _is_exam,
 }
 """What is there from some moment on."""

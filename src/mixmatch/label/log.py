@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mixmatch.errors import MixMatchError, explaining
-from mixmatch.label.events import check_event
+from mixmatch.label.events import all_usual, check_event
 from mixmatch.storage import keep_alone, open_own, read_plain, replace_durably, sync_folder, temporary
 from mixmatch.text import count, listed
 
@@ -32,6 +32,8 @@ ASIDE = "set-aside.txt"
 COPIES = "copies"
 MOST = 2**30
 """Bytes of a log that is read: some millions of labels."""
+TOGETHER = 50
+"""Lines that are looked at at once: few enough that what they hold is still at hand when it is used."""
 DAYS = 7
 """Daily copies of the log that are kept."""
 
@@ -79,17 +81,19 @@ class Log:
     def _replay(
         self, lines: Sequence[bytes], apply: Callable[[Event], object], damaged: list[tuple[int, bytes]]
     ) -> None:
-        parse = json.JSONDecoder().raw_decode  # what json.loads calls, without looking for blanks and encodings first
-        for number, line in enumerate(lines, 1):
-            try:
-                text = line.decode()
-                event, end = parse(text)
-                if end != len(text) or type(event) is not dict or type(event["seq"]) is not int:
-                    raise ValueError
-                check_event(event)
-                apply(event)
-            except (ValueError, KeyError, TypeError, IndexError, RecursionError):
-                damaged.append((number, line))
+        for start in range(0, len(lines), TOGETHER):
+            piece = lines[start : start + TOGETHER]
+            events = [_event(line) for line in piece]
+            checked = all_usual(events)
+            for number, (line, event) in enumerate(zip(piece, events, strict=True), start + 1):
+                try:
+                    if event is None:
+                        raise ValueError
+                    if not checked:
+                        check_event(event)
+                    apply(event)
+                except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+                    damaged.append((number, line))
 
     def _report(self, damaged: Sequence[tuple[int, bytes]]) -> None:
         if damaged:
@@ -188,6 +192,19 @@ class Log:
                 f"{self.path} is damaged, and what cannot be read cannot be set aside in {self.folder / ASIDE}: "
                 f"{error.strerror or error}; nothing was changed"
             ) from None
+
+
+_parse = json.JSONDecoder().raw_decode  # what json.loads calls, without looking for blanks and encodings first
+
+
+def _event(line: bytes) -> Event | None:
+    """What a line says, None if it is no event."""
+    try:
+        text = line.decode()
+        event, end = _parse(text)
+    except (ValueError, RecursionError):
+        return None
+    return event if end == len(text) and type(event) is dict and type(event.get("seq")) is int else None
 
 
 def flush(handle: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from sys import intern
 from typing import Any, NamedTuple
 
 from mixmatch.label.log import Event
@@ -180,10 +181,11 @@ class State:
         kind = event["kind"]
         handler = _HANDLERS.get(kind)
         changed: Sequence[str] = () if handler is None else handler(self, event)
-        self.seq = max(self.seq, event["seq"])
+        if (seq := event["seq"]) > self.seq:
+            self.seq = seq
         if (id := event.get("id")) is not None:
             self.answered[id] = event if event.get("conflicts") else None
-        self.recent.append((event["seq"], changed))
+        self.recent.append((seq, changed))
         if kind != "content":
             self.changed_at = self.seq
         return changed
@@ -193,18 +195,16 @@ class State:
         return ()
 
     def _label(self, event: Event) -> Sequence[str]:
-        files, who, source = event["files"], self._person(event["who"]), event["source"]
+        files, source, marks = event["files"], intern(event["source"]), self.marks
+        who = self._person(event["who"])
         mark = Mark(self._value(event["label"]), who, event["seq"], source)
-        marks = self.marks
-        if source in FIRST:
-            marks.update(dict.fromkeys(files, mark))
-        else:
-            before = [marks.get(file) for file in files]
-            marks.update(dict.fromkeys(files, mark))
-            if files:
-                self._did(who, Step(event["seq"], files, before, [mark] * len(files)))
-                if source not in TAKEN:
-                    self.given.append((event["t"], len(files)))
+        before = list(map(marks.get, files))
+        for file in files:
+            marks[file] = mark
+        if files and source not in FIRST:
+            self._did(who, Step(event["seq"], files, before, [mark] * len(files)))
+            if source not in TAKEN:
+                self.given.append((event["t"], len(files)))
         if self.conflicts:
             for file in files:
                 self.conflicts.pop(file, None)
