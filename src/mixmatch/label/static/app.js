@@ -4,7 +4,7 @@ import { Bench } from "./bench.js";
 import { CheckView } from "./check.js";
 import { decide, remember } from "./conflicts.js";
 import { askName, exchange, help, menu } from "./dialogs.js";
-import { $, button, count, h, number, toast } from "./dom.js";
+import { $, button, count, differ, h, number, setText, toast } from "./dom.js";
 import { GuessesView } from "./guesses.js";
 import { LabelView } from "./label.js";
 import { Outbox } from "./outbox.js";
@@ -94,14 +94,16 @@ function saved() {
   const down = Boolean(outbox.trouble) || away;
   const line = $("#saved");
   line.dataset.state = down ? "away" : waiting ? "sending" : "saved";
-  line.textContent =
+  setText(
+    line,
     down && waiting
       ? `${number(waiting)} not saved`
       : down
         ? "No server"
         : waiting
           ? `Saving ${number(waiting)}`
-          : "Saved";
+          : "Saved",
+  );
   bars(waiting);
 }
 
@@ -186,31 +188,28 @@ function disagree(conflicts) {
   saved();
 }
 
+// A number behind the name of a tab.
+const others = { check: differ(), train: differ() };
+function mark(name, text) {
+  if (!others[name](text)) return;
+  const title = { check: "Check", train: "Train" }[name];
+  $(`#tab-${name}`).replaceChildren(title, text ? h("span", { class: "n" }, text) : "");
+}
+
 store.on(() => {
   const { state } = store;
   if (!state) return;
   document.title = `${state.folder}: mixmatch label`;
-  $("#folder").textContent = state.folder;
+  setText($("#folder"), state.folder);
   $("#folder").title = state.path;
-  $("#total").textContent = state.scanning ? `${number(state.total)} so far …` : count(state.total, "picture");
-  const [undo, redo] = [bench.done.length > 0 || state.undo, bench.undone.length > 0 || state.redo];
-  $("#undo").disabled = !undo;
-  $("#redo").disabled = !redo;
+  setText($("#total"), state.scanning ? `${number(state.total)} so far …` : count(state.total, "picture"));
+  $("#undo").disabled = !(bench.done.length > 0 || state.undo);
+  $("#redo").disabled = !(bench.undone.length > 0 || state.redo);
   $("#undo").title = `Undo${state.undo && !outbox.waiting.length ? `: ${state.undo.what}` : ""} (Ctrl+Z)`;
-  $("#tab-check").replaceChildren(
-    "Check",
-    state.counts.conflicts ? h("span", { class: "n" }, number(state.counts.conflicts)) : "",
-  );
-  $("#tab-train").replaceChildren(
-    "Train",
-    ["trial", "running", "guessing"].includes(state.train.state)
-      ? h(
-          "span",
-          { class: "n" },
-          state.train.steps ? `${Math.round((100 * state.train.step) / state.train.steps)} %` : "…",
-        )
-      : "",
-  );
+  const { step, steps } = state.train;
+  const part = steps ? `${Math.round((100 * step) / steps)} %` : "…";
+  mark("check", state.counts.conflicts ? number(state.counts.conflicts) : "");
+  mark("train", ["trial", "running", "guessing"].includes(state.train.state) ? part : "");
   views[tab.current].update();
   saved();
 });

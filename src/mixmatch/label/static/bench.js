@@ -1,5 +1,5 @@
 // The workbench: pictures, a selection, and keys that label it. The tabs Label, Guesses and Check put different lists on it.
-import { $, button, count, differ, h, number, say } from "./dom.js";
+import { $, button, count, differ, h, number, say, setText } from "./dom.js";
 import { Grid } from "./grid.js";
 import { Single } from "./single.js";
 import { BROKEN, GONE, NONE, SKIP, UNLABELED, UNREADABLE } from "./store.js";
@@ -24,6 +24,7 @@ export class Bench {
     });
     this.single = new Single($("#single"), store, { turn: (by) => this.turn(by), close: () => this.toGrid() });
     this.otherFoot = differ();
+    this.file = h("span", { class: "file" });
     store.on(() => this.refresh());
     for (const box of [$("#grid"), $("#single")]) box.addEventListener("keydown", (event) => this.key(event));
     document.addEventListener("keydown", (event) => this.anywhere(event));
@@ -146,17 +147,17 @@ export class Bench {
     const n = grid.n;
     const note = grid.items.length ? this.view.look?.(n, grid.current)?.note : "";
     const keys = this.keysOn ? (size ? `A key labels ${which}` : "Nothing selected") : "Keys are off";
-    const other = this.otherFoot(keys, store.name[n], note, this.alone, size, grid.items.length);
-    if (other) this.paintFoot(keys, note, size);
+    if (this.otherFoot(keys, note, this.alone, size, grid.items.length)) this.paintFoot(keys, note, size);
+    setText(this.file, store.name[n] ?? "");
     this.view.selected?.();
   }
 
   paintFoot(keys, note, size) {
-    const { grid, store } = this;
+    const { grid } = this;
     $("#foot").classList.toggle("many", size > 1);
     $("#foot").replaceChildren(
       h("b", { id: "which" }, keys),
-      h("span", { class: "file" }, store.name[grid.n] ?? ""),
+      this.file,
       note && !this.alone ? h("span", { id: "why", title: note }, note) : "",
       size > 1 ? button("Select none", () => grid.none(), { class: "plain small" }) : "",
       h("span", { class: "grow" }),

@@ -40,6 +40,11 @@ export function differ() {
   };
 }
 
+// Text that is written again is laid out again, also where it is what it was.
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
 export const $ = (selector, root = document) => root.querySelector(selector);
 
 const format = new Intl.NumberFormat("en-US"); // made once: it is asked with every key

@@ -141,7 +141,7 @@ export class Outbox {
     if (this.sending || !this.waiting.length) return;
     this.sending = true;
     clearTimeout(this.again);
-    await null; // keys pressed in the same moment go together
+    await new Promise((wake) => setTimeout(wake)); // what a key did is shown first; keys of the same moment go together
     while (this.waiting.length) {
       const batch = this.batch();
       try {

@@ -1,7 +1,7 @@
 // The classes with their keys, a field that adds or finds one, and how far the work is.
 import { newId, post } from "./api.js";
 import { manageClasses } from "./classes.js";
-import { $, button, count, h, number, toast } from "./dom.js";
+import { $, button, count, h, number, setText, toast } from "./dom.js";
 import { BROKEN, NONE, SKIP, UNLABELED } from "./store.js";
 
 const MARKS = [
@@ -26,7 +26,16 @@ export class Side {
       oninput: () => this.find(),
       onkeydown: (event) => event.key === "Escape" && ((this.field.value = ""), this.find(), bench.focus()),
     });
-    this.progress = h("div", { class: "progress" });
+    const [row, meter] = [
+      (...parts) => h("div", { class: "row" }, ...parts),
+      (bar, kind = "") => h("div", { class: `meter ${kind}`, "aria-hidden": "true" }, bar),
+    ];
+    this.labeled = h("b", { id: "labeled" });
+    this.rate = h("span", { class: "soft small", id: "rate", title: "labels in the last minute" });
+    this.examCount = h("span", { class: "soft small", id: "exam-count" });
+    [this.bar, this.examBar] = [h("i"), h("i")];
+    this.exam = h("div", {}, row(h("span", {}, "Exam"), this.examCount), meter(this.examBar, "good"));
+    const all = h("div", {}, row(h("span", {}, this.labeled, " labeled"), this.rate), meter(this.bar));
     const manage = button("Edit", () => this.manage(), { class: "plain", id: "manage" });
     const form = h(
       "form",
@@ -37,7 +46,7 @@ export class Side {
     box.replaceChildren(
       h("section", {}, h("header", {}, h("h2", {}, "Classes"), manage), this.list, form),
       h("section", {}, this.marks),
-      this.progress,
+      h("div", { class: "progress" }, all, this.exam),
     );
     this.rows = new Map();
     for (const [value, key, name, counted] of MARKS)
@@ -83,6 +92,7 @@ export class Side {
       (value >= 0 ? counts.classes.get(value) : counts[MARKS.find((mark) => mark[0] === value)[3]]) ?? 0;
     for (const [value, { element, shown, key, name }] of this.rows) {
       const n = of(value);
+      if (shown.textContent === number(n)) continue;
       shown.textContent = number(n);
       element.setAttribute("aria-label", `${name}, ${key ? `key ${key}, ` : ""}${count(n, "picture")}`);
     }
@@ -92,43 +102,14 @@ export class Side {
 
   paintProgress(counts) {
     const { state } = this.store;
-    const share = state.total ? counts.labeled / state.total : 0;
-    const meter = (part, kind = "") => {
-      const bar = h("i");
-      bar.style.width = `${100 * Math.min(1, part)}%`;
-      return h("div", { class: `meter ${kind}`, "aria-hidden": "true" }, bar);
-    };
-    const exam =
-      state.exam.size &&
-      h(
-        "div",
-        {},
-        h(
-          "div",
-          { class: "row" },
-          h("span", {}, "Exam"),
-          h("span", { class: "soft small", id: "exam-count" }, `${counts.exam} of ${number(state.exam.size)}`),
-        ),
-        meter(counts.exam / state.exam.size, "good"),
-      );
-    this.progress.replaceChildren(
-      h(
-        "div",
-        {},
-        h(
-          "div",
-          { class: "row" },
-          h("span", {}, h("b", { id: "labeled" }, number(counts.labeled)), " labeled"),
-          h(
-            "span",
-            { class: "soft small", id: "rate", title: "labels in the last minute" },
-            `${number(state.rate.minute)} per min`,
-          ),
-        ),
-        meter(share),
-      ),
-      exam || "",
-    );
+    setText(this.labeled, number(counts.labeled));
+    setText(this.rate, `${number(state.rate.minute)} per min`);
+    const fill = (bar, part) => (bar.style.width = `${100 * Math.min(1, part)}%`);
+    fill(this.bar, state.total ? counts.labeled / state.total : 0);
+    this.exam.hidden = !state.exam.size;
+    if (!state.exam.size) return;
+    setText(this.examCount, `${counts.exam} of ${number(state.exam.size)}`);
+    fill(this.examBar, counts.exam / state.exam.size);
   }
 
   // A class that was just given lights up.
