@@ -124,7 +124,7 @@ def as_json(request: Request, body: Body, status: int = 200, headers: dict[str, 
     return Response(content, status, headers, "application/json")
 
 
-def as_error(error: MixMatchError) -> Response:
+def as_error(request: Request, error: Exception) -> Response:
     status = next(code for kind, code in STATUS if isinstance(error, kind))
     return JSONResponse({"error": str(error)}, status)
 

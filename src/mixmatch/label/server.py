@@ -62,56 +62,54 @@ class Elsewhere(MixMatchError):
 
 def make_app(desk: Desk) -> Starlette:
     """The application, without the guard that has to stand before it."""
-    api = Api(desk)
-    static = load_static()
-
-    def page(request: Request) -> Response:
-        return serve_static(request, static, "index.html")
-
-    def static_file(request: Request) -> Response:
-        return serve_static(request, static, request.path_params["name"])
-
+    api, view, trainings = Api(desk), desk.view, desk.trainings
+    asked: dict[str, Callable[[str, Request], Body]] = {
+        "state": lambda who, request: view.state(who),
+        "changes": lambda who, request: view.changes(who, query_number(request, "since", 0)),
+        "exam": api.exam,
+        "next": lambda who, request: desk.thinking.next(min(500, max(1, query_number(request, "k", 50)))),
+        "suspects": lambda who, request: desk.thinking.suspects(),
+        "groups": lambda who, request: view.groups(share_of(request, "least", 0.9)),
+        "train": lambda who, request: trainings.status(),
+    }
+    changed: dict[str, Callable[[str, Body], Body]] = {
+        "labels": api.labels,
+        "undo": api.undo,
+        "redo": lambda who, body: api.undo(who, body, redo=True),
+        "classes": api.classes,
+        "exam": api.draw_exam,
+        "rescan": api.rescan,
+        "confirm": api.confirm,
+    }
+    done: dict[str, Callable[[str, Body], Body]] = {
+        "train": lambda who, body: api.training(lambda: trainings.start(body)),
+        "train/stop": lambda who, body: api.training(trainings.stop),
+        "train/auto": lambda who, body: api.training(lambda: trainings.automatic(body)),
+        "export/folders": api.export_folders,
+    }
     routes = [
-        Route("/", page),
-        Route("/static/{name}", static_file),
+        Route("/", lambda request: serve_static(request, load_static(), "index.html")),
+        Route("/static/{name}", lambda request: serve_static(request, load_static(), request.path_params["name"])),
         Route("/thumb/{n:int}", api.thumb),
         Route("/image/{n:int}", api.image),
-        Route("/api/state", api.get(api.state)),
         Route("/api/images", api.images),
-        Route("/api/changes", api.get(api.changes)),
-        Route("/api/exam", api.get(api.exam), methods=["GET"]),
         Route("/api/picture/{n:int}", api.get(api.picture, locked=False)),
-        Route("/api/next", api.get(api.next)),
-        Route("/api/suspects", api.get(api.suspects)),
-        Route("/api/groups", api.get(api.groups)),
-        Route("/api/train", api.get(api.training), methods=["GET"]),
         Route("/api/report/{run}", api.report),
-        Route("/api/who", api.who, methods=["POST"]),
-        *(
-            Route(f"/api/{path}", api.post(handler), methods=["POST"])
-            for path, handler in {
-                "labels": api.labels,
-                "undo": api.undo,
-                "redo": api.redo,
-                "classes": api.classes,
-                "exam": api.draw_exam,
-                "rescan": api.rescan,
-                "confirm": api.confirm,
-            }.items()
-        ),
-        Route("/api/import", api.post(api.import_, IMPORT), methods=["POST"]),
         Route("/api/export", api.export),
-        *(
-            Route(f"/api/{path}", api.post(handler, changes=False), methods=["POST"])
-            for path, handler in {
-                "train": api.train,
-                "train/stop": api.stop_training,
-                "train/auto": api.train_automatically,
-                "export/folders": api.export_folders,
-            }.items()
-        ),
+        Route("/api/who", api.who, methods=["POST"]),
+        Route("/api/import", api.post(api.import_, IMPORT), methods=["POST"]),
+        *(Route(f"/api/{path}", api.get(handler)) for path, handler in asked.items()),
+        *(Route(f"/api/{path}", api.post(handler), methods=["POST"]) for path, handler in changed.items()),
+        *(Route(f"/api/{path}", api.post(handler, changes=False), methods=["POST"]) for path, handler in done.items()),
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: http_error, Exception: on_bug})
+    handlers = {
+        HTTPException: http_error,
+        Elsewhere: lambda request, error: JSONResponse({"error": str(error), "listing": desk.book.listing.id}, 410),
+        MixMatchError: as_error,
+        OSError: api.cannot_write,
+        Exception: on_bug,
+    }
+    return Starlette(routes=routes, exception_handlers=handlers)
 
 
 class Api:
@@ -126,13 +124,8 @@ class Api:
         """A route that answers with JSON. What takes long is not `locked`: nobody's labels wait for it."""
 
         def route(request: Request) -> Response:
-            try:
-                with self.book.lock if locked else nullcontext():
-                    return as_json(request, handler(self.who_is(request), request))
-            except MixMatchError as error:
-                return as_error(error)
-            except OSError as error:
-                return self._cannot_write(error)
+            with self.book.lock if locked else nullcontext():
+                return as_json(request, handler(self.who_is(request), request))
 
         return route
 
@@ -143,62 +136,40 @@ class Api:
         nothing is not locked: nobody's labels wait for it."""
 
         async def route(request: Request) -> Response:
-            try:
-                asked = await read_json(request, limit)
-            except HTTPException as error:
-                return http_error(request, error)
+            asked = await read_json(request, limit)
             return await run_in_threadpool(work, request, asked)
 
         def work(request: Request, asked: Body) -> Response:
             who = self.who_is(request)
-            try:
-                with self.book.lock if changes else nullcontext():
-                    given = asked.get("listing", self.book.listing.id)
-                    if given != self.book.listing.id:
-                        raise Elsewhere("the list of pictures is another one now")
-                    seq = self.book.state.seq
-                    since = whole_number(asked, "since", seq)
-                    body = handler(who, asked)
-                    body = self.view.changes(who, since) | body if changes else body
-            except Elsewhere as error:
-                return JSONResponse({"error": str(error), "listing": self.book.listing.id}, 410)
-            except MixMatchError as error:
-                return as_error(error)
-            except OSError as error:
-                return self._cannot_write(error)
+            with self.book.lock if changes else nullcontext():
+                if asked.get("listing", self.book.listing.id) != self.book.listing.id:
+                    raise Elsewhere("the list of pictures is another one now")
+                since = whole_number(asked, "since", self.book.state.seq)
+                body = handler(who, asked)
+                body = self.view.changes(who, since) | body if changes else body
             return as_json(request, body, 409 if body.get("conflicts") else 200)
 
         return route
 
-    def _cannot_write(self, error: OSError) -> Response:
+    def cannot_write(self, request: Request, error: Exception) -> Response:
         """What is beside the labels. Those themselves have a line of their own."""
-        reason = error.strerror or error
-        return as_error(
-            MixMatchError(f"cannot write to {printable(str(self.desk.home))}: {reason}; mend that, then try again")
-        )
+        reason = getattr(error, "strerror", None) or error
+        line = f"cannot write to {printable(str(self.desk.home))}: {reason}; mend that, then try again"
+        return as_error(request, MixMatchError(line))
 
     def who_is(self, request: Request) -> str:
         return who_is(request, self.desk.user)
 
     # -------------------------------------------------------------------------------------------------------- looking
 
-    def state(self, who: str, request: Request) -> Body:
-        return self.view.state(who)
-
-    def changes(self, who: str, request: Request) -> Body:
-        return self.view.changes(who, query_number(request, "since", 0))
-
     def images(self, request: Request) -> Response:
-        try:
-            first = query_number(request, "from", 0)
-            with self.book.lock:
-                etag = self.view.etag(first)
-                if request.headers.get("if-none-match") == etag:
-                    return Response(status_code=304, headers={"ETag": etag, "Cache-Control": "private, no-cache"})
-                body = self.view.images(first)
-            return as_json(request, body, headers={"ETag": etag, "Cache-Control": "private, no-cache"})
-        except MixMatchError as error:
-            return as_error(error)
+        first = query_number(request, "from", 0)
+        with self.book.lock:
+            headers = {"ETag": self.view.etag(first), "Cache-Control": "private, no-cache"}
+            if request.headers.get("if-none-match") == headers["ETag"]:
+                return Response(status_code=304, headers=headers)
+            body = self.view.images(first)
+        return as_json(request, body, headers=headers)
 
     def exam(self, who: str, request: Request) -> Body:
         state, numbers, gone = self.book.state, self.book.listing.numbers, self.book.listing.gone
@@ -229,23 +200,9 @@ class Api:
             return Response(status_code=304, headers=headers)
         try:
             jpeg = self.desk.pictures.recent(key, side) or await run_in_threadpool(self.desk.jpeg, n, side)
-            return Response(jpeg, media_type="image/jpeg", headers=headers)
         except FileNotFoundError:
-            return JSONResponse({"error": "this picture is gone"}, 404)
-        except MixMatchError as error:
-            return as_error(error)
-
-    def next(self, who: str, request: Request) -> Body:
-        return self.desk.thinking.next(min(500, max(1, query_number(request, "k", 50))))
-
-    def suspects(self, who: str, request: Request) -> Body:
-        return self.desk.thinking.suspects()
-
-    def groups(self, who: str, request: Request) -> Body:
-        return self.view.groups(share_of(request, "least", 0.9))
-
-    def training(self, who: str, request: Request) -> Body:
-        return self.desk.trainings.status()
+            raise HTTPException(404, "this picture is gone") from None
+        return Response(jpeg, media_type="image/jpeg", headers=headers)
 
     def report(self, request: Request) -> Response:
         path = self.desk.trainings.report(request.path_params["run"])
@@ -260,13 +217,9 @@ class Api:
     # ------------------------------------------------------------------------------------------------------- changing
 
     async def who(self, request: Request) -> Response:
-        try:
-            asked = await read_json(request, BODY)
-        except HTTPException as error:
-            return http_error(request, error)
-        name = clean_name(asked.get("who"))
+        name = clean_name((await read_json(request, BODY)).get("who"))
         if not name:
-            return JSONResponse({"error": "a name has 1 to 40 characters"}, 422)
+            raise HTTPException(422, "a name has 1 to 40 characters")
         answer = JSONResponse({"who": name})
         answer.set_cookie(WHO, quote(name), httponly=True, samesite="strict", path="/", max_age=365 * 86400)
         return answer
@@ -307,14 +260,8 @@ class Api:
             raise Malformed("a picture's number is wrong, or there twice")
         return [files[n] for n in numbers]
 
-    def undo(self, who: str, asked: Body) -> Body:
-        return self._undone(self.book.undo(who, id_of(asked)))
-
-    def redo(self, who: str, asked: Body) -> Body:
-        return self._undone(self.book.undo(who, id_of(asked), redo=True))
-
-    def _undone(self, done: Body) -> Body:
-        numbers = self.book.listing.numbers
+    def undo(self, who: str, asked: Body, *, redo: bool = False) -> Body:
+        done, numbers = self.book.undo(who, id_of(asked), redo=redo), self.book.listing.numbers
         found = {name: [numbers[file] for file in done[key] if file in numbers] for name, key in _UNDONE.items()}
         return {"undone": {"what": done["what"], "left": done["left"], **found}}
 
@@ -362,7 +309,7 @@ class Api:
             elif kind == "ls":
                 content, media, name = to_label_studio(self.book), "application/json", "label-studio.json"
             else:
-                return JSONResponse({"error": "`as` must be csv or ls"}, 400)
+                raise HTTPException(400, "`as` must be csv or ls")
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
         return Response(content, media_type=media, headers=headers)
 
@@ -371,19 +318,9 @@ class Api:
             raise Malformed("`how` must be copy or link")
         return self.desk.export_folders(links=asked["how"] == "link")
 
-    def train(self, who: str, asked: Body) -> Body:
+    def training(self, act: Callable[[], None]) -> Body:
         with self.book.lock:
-            self.desk.trainings.start(asked)
-            return self.desk.trainings.status()
-
-    def stop_training(self, who: str, asked: Body) -> Body:
-        with self.book.lock:
-            self.desk.trainings.stop()
-            return self.desk.trainings.status()
-
-    def train_automatically(self, who: str, asked: Body) -> Body:
-        with self.book.lock:
-            self.desk.trainings.automatic(asked)
+            act()
             return self.desk.trainings.status()
 
 
