@@ -92,9 +92,7 @@ class Book:
                 if change.id in self.state.answered:
                     event = self.state.answered[change.id]
                 else:
-                    event = self._label_event(who, change)
-                    events.append(event)
-                    self._apply(event)
+                    event = self._add(events, self._label_event(who, change))
                 if event is not None:
                     answers += conflicts_of(event)
             self._commit(events, applied=True)
@@ -133,17 +131,14 @@ class Book:
     def take_over(self, who: str, labels: Mapping[str, Sequence[str]], source: str, tests: Sequence[str] = ()) -> None:
         """Labels that were given elsewhere: files by class. For files that have none here."""
         with self.lock:
-            events, names = [], self._class_names(labels)
+            events, names = list[Event](), self._class_names(labels)
             for label, all_files in labels.items():
                 if files := [file for file in all_files if file not in self.state.marks]:
                     name = names[label]
                     before = [self.state.name(self.state.value(file)) for file in files]
-                    event = self._event("label", who, label=name, files=files, before=before, source=source)
-                    events.append(event)
-                    self._apply(event)
+                    self._add(events, self._event("label", who, label=name, files=files, before=before, source=source))
             if tests:
-                events.append(self._event("test", who, files=list(tests)))
-                self._apply(events[-1])
+                self._add(events, self._event("test", who, files=list(tests)))
             self._commit(events, applied=True)
 
     def import_labels(
@@ -165,19 +160,15 @@ class Book:
                 counts["same"] += len(have)
                 rest = [file for file in files if file not in have]
                 if wanted is None:
-                    events.append(self._event("class", who, do="add", name=name))
-                    self._apply(events[-1])
+                    self._add(events, self._event("class", who, do="add", name=name))
                 if rest:
                     change = Change(f"{id}-{number}", rest, name, [None] * len(rest), "import")
-                    events.append(self._label_event(who, change))
-                    self._apply(events[-1])
-                    counts["labeled"] += len(events[-1]["files"])
-                    counts["conflicts"] += len(conflicts_of(events[-1]))
+                    event = self._add(events, self._label_event(who, change))
+                    counts["labeled"] += len(event["files"])
+                    counts["conflicts"] += len(conflicts_of(event))
             if new := sorted(set(tests) - state.tests - state.exam.keys()):
-                events.append(self._event("test", who, files=new))
-                self._apply(events[-1])
-            events.append(self._event("import", who, id, **counts))
-            self._apply(events[-1])
+                self._add(events, self._event("test", who, files=new))
+            self._add(events, self._event("import", who, id, **counts))
             self._commit(events, applied=True)
             return counts
 
@@ -341,6 +332,12 @@ class Book:
     def _event(self, kind: str, who: str, id: str | None = None, **content: Any) -> Event:
         event: Event = {"seq": self.state.seq + 1, "t": round(self.clock(), 3), "kind": kind, "who": who}
         return event | ({} if id is None else {"id": id}) | content
+
+    def _add(self, events: list[Event], event: Event) -> Event:
+        """Apply an event that the next ones build upon, to be written with them."""
+        events.append(event)
+        self._apply(event)
+        return event
 
     def _apply(self, event: Event) -> None:
         self.changed(self.state.apply(event))

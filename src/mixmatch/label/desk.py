@@ -27,7 +27,7 @@ from mixmatch.label.exchange import (
     to_csv,
     to_folders,
 )
-from mixmatch.label.home import refuse_links
+from mixmatch.label.home import check_links
 from mixmatch.label.log import DiskFull
 from mixmatch.label.opening import FirstPage, stamp
 from mixmatch.label.pictures import THUMBNAILS, CannotShow, Pictures
@@ -51,9 +51,7 @@ class Desk:
 
     def __init__(self, root: Path, home: Path, user: str, choice: Choice | None = None) -> None:
         self.root, self.home, self.user = root, home, user
-        kept = [home / name for name in ("copies", THUMBNAILS, "thinking", "trainings", "runs", "export")]
-        refuse_links(home, *kept)
-        refuse_links(*(inner for folder in kept for inner in folder.glob("*")))
+        check_links(home)
         self.book = Book(root, home)
         self.view = View(self.book)
         self.pictures = Pictures(home / THUMBNAILS)
@@ -117,6 +115,8 @@ class Desk:
         with self.book.lock:
             if shown.content != self.view.digest() or shown.state["seq"] != self.book.state.seq:
                 self.book.listing.changes += 1
+                with suppress(OSError):
+                    self.book.listing.save(self.home)
 
     # --------------------------------------------------------------------------------------------------------- pictures
 

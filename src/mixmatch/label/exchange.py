@@ -39,13 +39,18 @@ class Labeled(NamedTuple):
 
 def labeled(book: Book) -> Iterator[Labeled]:
     """All pictures that have a class and are there, in order of name. Names that are no text cannot be written."""
-    state, listing = book.state, book.listing
-    for file in sorted(state.marks):
+    state = book.state
+    for file, value in _marked(book):
+        if value >= 0:
+            yield Labeled(file, state.classes[value].name, file in state.exam or file in state.tests)
+
+
+def _marked(book: Book) -> Iterator[tuple[str, int]]:
+    listing = book.listing
+    for file in sorted(book.state.marks):
         n = listing.numbers.get(file)
-        if state.marks[file].value < 0 or n is None or n in listing.gone or not is_text(file):
-            continue
-        label = state.classes[state.marks[file].value].name
-        yield Labeled(file, label, file in state.exam or file in state.tests)
+        if n is not None and n not in listing.gone and is_text(file):
+            yield file, book.state.marks[file].value
 
 
 def is_text(name: str) -> bool:
@@ -63,9 +68,7 @@ def to_csv(book: Book) -> bytes:
     """Labels as `--labels-file` reads them. The exam is the test set; what is none of the classes, or no image, is left
     out of training altogether, where it would only do harm. What was skipped is unlabeled, like all the rest."""
     rows = [(file, label, "test" if is_test else "train") for file, label, is_test in labeled(book)]
-    for file in sorted(file for file, mark in book.state.marks.items() if mark.value in (NONE, BROKEN)):
-        if (n := book.listing.numbers.get(file)) is not None and n not in book.listing.gone and is_text(file):
-            rows.append((file, "", IGNORE))
+    rows += [(file, "", IGNORE) for file, value in _marked(book) if value in (NONE, BROKEN)]
     return csv_text([("file", "label", "part"), *rows]).encode()
 
 

@@ -36,7 +36,7 @@ def home_of(root: Path) -> Path:
     """`FOLDER/.mixmatch-labels`, or where the folder cannot be written to, a place under the user's own data. (Not the
     user's cache: caches are deleted, labels must not be.)"""
     beside = root / HIDDEN
-    refuse_links(beside)
+    _refuse_links(beside)
     with suppress(OSError):
         with temporary(beside / "probe") as probe:
             probe.touch()
@@ -45,7 +45,14 @@ def home_of(root: Path) -> Path:
     return data / "mixmatch" / "labels" / digest(str(root.resolve()))
 
 
-def refuse_links(*folders: Path) -> None:
+def check_links(home: Path) -> None:
+    """Refuse a link in the place of a folder that things are kept in: they would be read and written elsewhere."""
+    kept = [home / name for name in ("copies", "thumbnails", "thinking", "trainings", "runs", "export")]
+    _refuse_links(home, *kept)
+    _refuse_links(*(inner for folder in kept for inner in folder.glob("*")))
+
+
+def _refuse_links(*folders: Path) -> None:
     try:
         for folder in folders:
             refuse_link(folder)

@@ -25,7 +25,7 @@ from mixmatch import __version__
 from mixmatch.label.answers import as_json, jpeg_headers, who_is
 from mixmatch.label.body import Body
 from mixmatch.label.log import NAME as LOG
-from mixmatch.label.page import load_static, serve_static
+from mixmatch.label.page import serve_static
 from mixmatch.label.pictures import THUMB, THUMBNAILS, read_kept
 from mixmatch.storage import read_plain, replace_durably
 
@@ -110,7 +110,7 @@ class Opening:
         if first is None or request.method != "GET":
             return None
         if path == "/" or path.startswith("/static/"):
-            return serve_static(request, load_static(), path.rpartition("/")[2] or "index.html")
+            return serve_static(request, path.rpartition("/")[2] or "index.html")
         if path.startswith("/thumb/") and (key := first.keys.get(path.removeprefix("/thumb/"))) is not None:
             jpeg = read_kept(self.home / THUMBNAILS, key, THUMB)
             headers = jpeg_headers(key, THUMB, fresh=request.query_params.get("v") == first.version)

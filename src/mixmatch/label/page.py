@@ -18,11 +18,7 @@ TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
-    "json": "application/json",
     "svg": "image/svg+xml",
-    "png": "image/png",
-    "ico": "image/x-icon",
-    "woff2": "font/woff2",
 }
 
 
@@ -39,14 +35,11 @@ class File:
 def load_static() -> dict[str, File]:
     """The page's own files, read once: a request can name these and nothing else."""
     folder = Path(str(resources("mixmatch.label") / "static"))
-    found = (
-        [path for path in folder.iterdir() if path.suffix[1:] in TYPES and path.is_file()] if folder.is_dir() else []
-    )
-    return {path.name: File(path.name, path.read_bytes()) for path in found}
+    return {path.name: File(path.name, path.read_bytes()) for path in folder.iterdir() if path.suffix[1:] in TYPES}
 
 
-def serve_static(request: Request, files: dict[str, File], name: str) -> Response:
-    if (file := files.get(name)) is None:
+def serve_static(request: Request, name: str) -> Response:
+    if (file := load_static().get(name)) is None:
         raise HTTPException(404, "there is no such file")
     headers = {"ETag": file.etag, "Cache-Control": "private, no-cache", "Vary": "Accept-Encoding"}
     if request.headers.get("if-none-match") == file.etag:

@@ -117,10 +117,10 @@ def _place(cache: Path, key: str, side: int) -> Path:
 class Pictures:
     """Pictures by a key that changes with the file; made when they are first asked for."""
 
-    def __init__(self, cache: Path, workers: int | None = None) -> None:
+    def __init__(self, cache: Path) -> None:
         self._cache = cache
         self._free: queue.LifoQueue[Decoder] = queue.LifoQueue()
-        self._decoders = [Decoder() for _ in range(workers or min(4, os.cpu_count() or 1))]
+        self._decoders = [Decoder() for _ in range(min(4, os.cpu_count() or 1))]
         for decoder in self._decoders:
             self._free.put(decoder)
         self._lock = threading.Lock()

@@ -26,8 +26,8 @@ MOST_OUTPUT = 2**26
 class Program:
     """A Python module that runs in a process of its own, its output in a file."""
 
-    def __init__(self, arguments: Sequence[str], output: Path, *, gently: bool = False) -> None:
-        """`gently` lets everything else go first, where the system can."""
+    def __init__(self, arguments: Sequence[str], output: Path) -> None:
+        """Everything else goes first, where the system can."""
         output.parent.mkdir(parents=True, exist_ok=True)
         self.output = output
         output.unlink(missing_ok=True)  # what a link leads to is not written to
@@ -40,7 +40,7 @@ class Program:
                 start_new_session=True,  # Ctrl-C is for the server, which stops its programs in order
                 env=os.environ | {"COLUMNS": "200"},
             )
-        if gently and hasattr(os, "setpriority"):
+        if hasattr(os, "setpriority"):
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, self._process.pid, 10)
 
@@ -87,7 +87,7 @@ def call(module: str, asked: Mapping[str, Any], folder: Path, name: str) -> tupl
     folder.mkdir(parents=True, exist_ok=True)
     answer.unlink(missing_ok=True)
     replace_durably(question, json.dumps(dict(asked)).encode())
-    return Program([module, str(question), str(answer)], folder / f"{name}.output.txt", gently=True), answer
+    return Program([module, str(question), str(answer)], folder / f"{name}.output.txt"), answer
 
 
 def answering(answer: Any) -> None:

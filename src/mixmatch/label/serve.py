@@ -20,7 +20,7 @@ import uvicorn
 from mixmatch.errors import MixMatchError
 from mixmatch.label.answers import clean_name
 from mixmatch.label.choice import RUN, Choice
-from mixmatch.label.home import RECORD, home_of, locked, read_record, token_at
+from mixmatch.label.home import RECORD, check_links, home_of, locked, read_record, token_at
 from mixmatch.label.opening import FirstPage, Opening
 from mixmatch.label.safety import Guard
 from mixmatch.storage import PRIVATE, replace_durably
@@ -63,6 +63,7 @@ def serve(
     choice.check()
     home = home_of(folder)
     with locked(home):
+        check_links(home)
         record = read_record(home)
         place = [str(home.resolve()), home.stat().st_ino]
         token = token_at(place, record)

@@ -41,7 +41,7 @@ from mixmatch.label.body import Body
 from mixmatch.label.book import SOURCES, Change, Refused
 from mixmatch.label.desk import Desk
 from mixmatch.label.exchange import to_csv, to_label_studio
-from mixmatch.label.page import load_static, serve_static
+from mixmatch.label.page import serve_static
 from mixmatch.storage import read_plain
 from mixmatch.text import printable
 
@@ -88,8 +88,8 @@ def make_app(desk: Desk) -> Starlette:
         "export/folders": api.export_folders,
     }
     routes = [
-        Route("/", lambda request: serve_static(request, load_static(), "index.html")),
-        Route("/static/{name}", lambda request: serve_static(request, load_static(), request.path_params["name"])),
+        Route("/", lambda request: serve_static(request, "index.html")),
+        Route("/static/{name}", lambda request: serve_static(request, request.path_params["name"])),
         Route("/thumb/{n:int}", api.thumb),
         Route("/image/{n:int}", api.image),
         Route("/api/images", api.images),

@@ -20,6 +20,8 @@ from mixmatch.label.state import UNLABELED
 from mixmatch.label.view import EXAM, GONE, TEST, UNREADABLE, View
 from mixmatch.storage import read_plain
 
+HIDDEN = EXAM | TEST | GONE | UNREADABLE
+"""Flags of pictures that are not asked about."""
 AHEAD = 200
 """Suggestions that are made at once; pages take them as they need them."""
 STALE = 10
@@ -103,7 +105,7 @@ class Thinking:
 
     def _free(self) -> Any:
         flags, label = self.view.column("flags"), self.view.column("label")
-        return (label == UNLABELED) & ((flags & (EXAM | TEST | GONE | UNREADABLE)) == 0)
+        return (label == UNLABELED) & ((flags & HIDDEN) == 0)
 
     def _run(self) -> str | None:
         return None if self.view.guesses is None else self.view.guesses.run
@@ -162,13 +164,13 @@ class Thinking:
             label = view.column("label").astype(np.int64)
             flags = view.column("flags")
             about: Body = {"run": self._run(), "version": self.book.listing.version, "given": self._given()}
-            hidden = (flags & (EXAM | TEST | GONE | UNREADABLE)) != 0
+            hidden = (flags & HIDDEN) != 0
             # A mark is no class, and a marked picture is not asked for again.
             arrays = {"labels": np.where(hidden, -1, np.maximum(label, -1)), "exclude": hidden | (label < -1)}
             asked = {
                 "classes": [c.name for c in state.classes],
                 "guessed": [] if view.guesses is None else view.guesses.classes,
-                "guesses": None if about["run"] is None else self._guesses(about["run"]),
+                "guesses": about["run"] and str(self.home / "trainings" / about["run"] / "guesses.npz"),
                 "by_run": self.choice.features == RUN,
                 "cache": self._cache,
                 "count": AHEAD,
@@ -178,9 +180,6 @@ class Thinking:
         path = self._folder / f"{what}.npz"
         write_packed(path, arrays, "a question about pictures", "ask again")
         return self._answer("mixmatch.label.think", what, asked | {"arrays": str(path)}) | about
-
-    def _guesses(self, run: str) -> str:
-        return str(self.home / "trainings" / run / "guesses.npz")
 
     def _answer(self, module: str, what: str, asked: Body) -> Body:
         asked = asked | {"what": what, "listing": str(self.home / LISTING), "features": self.choice.computed}

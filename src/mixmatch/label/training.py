@@ -225,7 +225,7 @@ class Trainings:
         if len(self._known_methods) == 1:
             if self._asking is None and not path.exists():
                 with suppress(OSError):  # a full disk: asked again later
-                    self._asking = Program(["mixmatch", "methods", "--json"], path, gently=True)
+                    self._asking = Program(["mixmatch", "methods", "--json"], path)
             found = read_answer(path)
             names = [name_of(method) for method in found] if isinstance(found, list | dict) else []
             if names and all(map(METHOD.fullmatch, names)):
@@ -323,7 +323,7 @@ class Trainings:
         words += ["--steps", str(steps), *(["--resume"] if (out / "config.json").exists() else [])]
         for name, value in options.items():
             words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
-        self._run(run, "running", Program(words, self._folder(run) / "output.txt", gently=True))
+        self._run(run, "running", Program(words, self._folder(run) / "output.txt"))
 
     def _guess(self, run: str) -> None:
         if self._stop:
