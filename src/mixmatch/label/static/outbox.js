@@ -7,6 +7,14 @@ const PREFIX = "mixmatch-outbox:";
 const TOGETHER = 100; // changes per request
 const PATIENCE = 2000; // ms between attempts while the server is away
 
+// Until the page shows what was done: a request takes a millisecond that the next frame would wait for. A page in the
+// background has no frames.
+const shown = () =>
+  new Promise((wake) => {
+    requestAnimationFrame(() => setTimeout(wake));
+    setTimeout(wake, 50);
+  });
+
 export class Outbox {
   constructor(store, { conflicts, told, reversed }) {
     Object.assign(this, { store, conflicts, told, reversed });
@@ -141,7 +149,7 @@ export class Outbox {
     if (this.sending || !this.waiting.length) return;
     this.sending = true;
     clearTimeout(this.again);
-    await new Promise((wake) => setTimeout(wake)); // what a key did is shown first; keys of the same moment go together
+    await shown(); // and keys of the same moment go together
     while (this.waiting.length) {
       const batch = this.batch();
       try {
