@@ -13,18 +13,20 @@ def main() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     failed: BaseException | None = None
     try:
-        from mixmatch.label.start import plain_folder, start
         from mixmatch.training.stop import stop_as_usual, stop_at_once
 
         stop_at_once()
-        if (plain := plain_folder(sys.argv[1:])) is not None:
-            folder, browser = plain
-            stop_as_usual()
-            try:
-                start(folder, browser=browser)
-                return
-            except BaseException as error:  # also Ctrl-C: told as the errors of all commands are
-                failed = error
+        if sys.argv[1:2] == ["label"]:
+            from mixmatch.label.start import plain_folder, start
+
+            if (plain := plain_folder(sys.argv[1:])) is not None:
+                folder, browser = plain
+                stop_as_usual()
+                try:
+                    start(folder, browser=browser)
+                    return
+                except BaseException as error:  # also Ctrl-C: told as the errors of all commands are
+                    failed = error
         from mixmatch.cli import main as run
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
