@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from mixmatch.networks.cuda import launch, tiles, tma
+from mixmatch.networks.cuda import launch, lines, tiles, tma
 from mixmatch.networks.cuda.shape import Convolution, Norm
-from mixmatch.networks.cuda.tiles import Work
+from mixmatch.networks.cuda.tiles import By, Work
 
 STREAMS = 3
 
@@ -38,7 +38,7 @@ Times = tuple[float, float]
 
 class Job(NamedTuple):
     work: Work
-    tma: bool
+    by: By
     conv: Convolution
     tiles: tuple[tuple[int, ...], ...]
     lock: str
@@ -48,7 +48,7 @@ class Job(NamedTuple):
     @property
     def key(self) -> str:
         into, out = computed(self.work, self.conv)
-        return tiles.key(self.work, self.tma, self.conv.kernel, into, out, self.conv.pixels_per_row)
+        return tiles.key(self.work, self.by, self.conv.kernel, into, out, self.conv.pixels_per_row)
 
 
 def computed(work: Work, conv: Convolution) -> tuple[int, int]:
@@ -56,7 +56,7 @@ def computed(work: Work, conv: Convolution) -> tuple[int, int]:
     return (conv.out_channels, conv.in_channels) if work is Work.BACKWARD else (conv.in_channels, conv.out_channels)
 
 
-def candidates(work: Work, tma: bool, conv: Convolution) -> Iterator[tuple[int, ...]]:
+def candidates(work: Work, by: By, conv: Convolution) -> Iterator[tuple[int, ...]]:
     """Tiles to try, as they are in the table."""
 
     def upto(limit: int, *values: int) -> list[int]:
@@ -66,7 +66,14 @@ def candidates(work: Work, tma: bool, conv: Convolution) -> Iterator[tuple[int, 
         return max(16, 1 << (value - 1).bit_length())
 
     into, out = computed(work, conv)
-    pixels = conv.pixels_per_row
+    pixels, tma = conv.pixels_per_row, by == "tma"
+    if by == "lines":
+        for images in (2, 4, 8):
+            for programs in (96, 192, 264):
+                for slots in (3, 4):
+                    for warps in (4, 8):
+                        yield images, programs, slots, warps
+        return
     if work is Work.WEIGHTS:
         for taps in (1,) if tma else (3,) if pixels > 1 else (1, 3):
             columns = power((taps + pixels - 1) * into)
@@ -98,7 +105,8 @@ def tune(job: Job) -> tuple[str, list[tuple[Times, tuple[int, ...]]], Times]:
     into, out, size, stride = conv.in_channels, conv.out_channels, conv.in_size, conv.stride
     torch.manual_seed(0)
     x = torch.randn(images, size, size, into, device="cuda").bfloat16()
-    (tma.disabled.discard if job.tma else tma.disabled.add)(x.device)
+    (tma.disabled.discard if job.by == "tma" else tma.disabled.add)(x.device)
+    (lines.disabled.discard if job.by == "lines" else lines.disabled.add)(x.device)
     g = torch.randn(images, size // stride, size // stride, out, device="cuda").bfloat16()
     w = (0.1 * torch.randn(out, into, 3, 3, device="cuda")).to(memory_format=torch.channels_last)
     channels = max(into, out)
@@ -181,10 +189,14 @@ def replayed(work: Callable[[], Any], streams: int, count: int) -> float:
     return min(times)
 
 
+def busy_times(timings: list[tuple[Times, tuple[int, ...]]]) -> list[float]:
+    return [time for (_, time), _ in timings]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    table = Path(tiles.__file__).with_name("tiles.json")
-    parser.add_argument("--output", type=Path, default=table)
+    tiles_file = Path(tiles.__file__).with_name("tiles.json")
+    parser.add_argument("--output", type=Path, default=tiles_file)
     parser.add_argument("--only", default="", help="those whose name in the table has this in it; others stay")
     parser.add_argument("--processes", type=int, default=16)
     parser.add_argument("--images", type=int, default=192)
@@ -192,21 +204,26 @@ def main() -> None:
     args = parser.parse_args()
     shapes = [(32, 32, 32, 1), (16, 64, 64, 1), (8, 128, 128, 1), (32, 32, 64, 2), (16, 64, 128, 2)]
     shapes += [(32, 16, 32, 1), (32, 3, 16, 1)]
+    gpu = torch.device("cuda", torch.cuda.current_device())
     with tempfile.NamedTemporaryFile() as lock:
         jobs = []
         for size, into, out, stride in shapes:
             conv = Convolution(0, "", into, out, 3, stride, size)
-            kinds = [(Work.WEIGHTS, False), (Work.FORWARD, False)]
-            kinds += [(Work.BACKWARD, False)] * (into > 3)  # images need no gradient
-            if stride == 1 and tma.uses_tma(torch.device("cuda")):
-                kinds += [(work, True) for work, _ in kinds if tma.enough_channels(work, *computed(work, conv))]
-            for work, by_tma in kinds:
-                found = tuple(candidates(work, by_tma, conv))
+            works = [Work.WEIGHTS, Work.FORWARD, *([Work.BACKWARD] * (into > 3))]  # images need no gradient
+            kinds: list[tuple[Work, By]] = [(work, "") for work in works]
+            if stride == 1 and tma.uses_tma(gpu):
+                kinds += [(work, "tma") for work in works if tma.enough_channels(work, *computed(work, conv))]
+            if stride == 1 and lines.runs_on(gpu):
+                kinds += [
+                    (work, "lines") for work in works if lines.suits(work, *computed(work, conv), conv.pixels_per_row)
+                ]
+            for work, by in kinds:
+                found = tuple(candidates(work, by, conv))
                 for i in range(0, len(found), 12):
-                    job = Job(work, by_tma, conv, found[i : i + 12], lock.name, args.images, args.groups)
+                    job = Job(work, by, conv, found[i : i + 12], lock.name, args.images, args.groups)
                     jobs += [job] if args.only in job.key else []
         if not jobs:
-            parser.error(f"no kernel has '{args.only}' in its name: see {table.name}")
+            parser.error(f"no kernel has '{args.only}' in its name: see {tiles_file.name}")
         times: dict[str, list[tuple[Times, tuple[int, ...]]]] = {}
         references: dict[str, list[Times]] = {}
         with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
@@ -223,8 +240,13 @@ def main() -> None:
         ours = f"{alone:6.1f} us alone, {busy:6.1f} busy"
         print(f"{key:26} {ours}; cuDNN {theirs[0]:6.1f}, {theirs[1]:6.1f}  {tile}", flush=True)
         best_tiles[key] = list(tile)
-    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(tile)}" for key, tile in sorted(best_tiles.items()))
-    args.output.write_text(f"{{\n{lines}\n}}\n")
+    for key in [key for key in best_tiles if key.startswith("lines ")]:  # used wherever it is in the table
+        others = [times[name] for name in (f"tma {key[6:]}", key[6:]) if times.get(name)]
+        if others and times.get(key) and min(busy_times(times[key])) >= min(min(busy_times(found)) for found in others):
+            print(f"{key:26} is slower than the others: left out", flush=True)
+            del best_tiles[key]
+    table = ",\n".join(f"  {json.dumps(key)}: {json.dumps(tile)}" for key, tile in sorted(best_tiles.items()))
+    args.output.write_text(f"{{\n{table}\n}}\n")
 
 
 if __name__ == "__main__":

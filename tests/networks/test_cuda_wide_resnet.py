@@ -10,7 +10,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -29,8 +29,8 @@ import json, os, sys
 import torch
 from mixmatch.methods.base import forward_each, targets_and_logits
 from mixmatch.networks import cuda
-from mixmatch.networks.cuda import launch, tiles, tma
-from mixmatch.networks.wide_resnet import WideResNet
+from mixmatch.networks.cuda import launch, lines, tiles, tma
+from mixmatch.networks.wide_resnet import SLOPE, WideResNet
 from mixmatch.training.model import Forward
 from triton.runtime import interpreter
 
@@ -38,7 +38,8 @@ from triton.runtime import interpreter
 assert not interpreter.interpreter_builder.options.debug
 interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
 launch.DTYPE = torch.float32
-by_tma, cases = json.loads(sys.argv[1])
+by, cases = json.loads(sys.argv[1])
+by_tma = by != "plain"
 for case in cases:  # each in a process of its own, with what is imported already
     if os.fork() == 0:
         break
@@ -52,6 +53,44 @@ descriptor = tma.descriptor
 tma.descriptor = lambda x, *block: copied.add(len(block)) or descriptor(x, *block)
 if not by_tma:
     tma.disabled.add(torch.device("cpu"))
+walked = set()
+
+def walk(x, weights, extra, y, pixels, transposed, tile, bias, sums, in_sums, gamma, beta, all_channels, learned_pixels,
+         batch_pixels, BACKWARD, RESIDUAL, JOINT, EPS, SLOPE):  # what the kernel does: Gluon has no interpreter
+    (images, size, _, into), out = x.shape, y.shape[3]
+    if pixels == 2:
+        w = weights.view(2, out, 3, 4, into)[0, :, :, :3].permute(0, 3, 1, 2)
+    elif transposed:
+        w = weights.view(into, 3, 3, out).flip(1, 2).permute(3, 0, 1, 2)
+    else:
+        w = weights.view(out, 3, 3, into).permute(0, 3, 1, 2)
+    value = torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), w, None, 1, 1).permute(0, 2, 3, 1)
+    c, of_batch = torch.arange(out), torch.arange(images) * size * size // batch_pixels
+    for batch in of_batch.unique().tolist():
+        rows = of_batch == batch
+        if BACKWARD:
+            mean = in_sums[batch, 0, c] / batch_pixels
+            rstd = 1 / (in_sums[batch, 1, c] / batch_pixels - mean**2 + EPS).sqrt()
+            positive = (extra[rows] - mean) * rstd * gamma[c] + beta[c] > 0
+            value[rows] = torch.where(positive, value[rows], SLOPE * value[rows])
+            second = (value[rows] * (extra[rows] - mean) * rstd).sum((0, 1, 2))
+        else:
+            value[rows] += bias[c] + (extra[rows] if RESIDUAL else 0)
+            second = (value[rows] ** 2).sum((0, 1, 2))
+        sums[batch, 0, c] += value[rows].sum((0, 1, 2))
+        sums[batch, 1, c] += second
+    if JOINT and not BACKWARD:
+        learned = value[: learned_pixels // size**2]
+        sums[1, 0, c] += learned.sum((0, 1, 2))
+        sums[1, 1, c] += (learned**2).sum((0, 1, 2))
+    y.copy_(value)
+    assert images % tile.images == 0 == size % tile.lines
+    walked.add((into, BACKWARD, RESIDUAL, JOINT))
+
+if by == "lines":
+    lines.runs_on, lines.convolve = lambda device: device not in lines.disabled, walk
+    tiles.TILES |= {f"lines {work} 3 {c} {c} {p}": [2, 4, 3, 4] for work in ("forward", "backward")
+                    for c, p in ((32, 2), (64, 1))}
 torch.manual_seed(0)
 plain = WideResNet(7, channels, filters, repeat, scales, momentum=0.1).double()
 for parameter in plain.parameters():
@@ -155,6 +194,11 @@ for (name, parameter), (_, true) in zip(ours.named_parameters(), plain.named_par
 for (name, value), (_, true) in zip(ours.named_buffers(), plain.named_buffers()):
     compare("statistics", value, true.double())
 assert copied == ({2, 4} if by_tma else set()), copied
+if by == "lines":  # 64 channels are in the second part
+    assert walked == {(c, *how) for c in (32, 64)[: 1 + (scales > 1)] for how in (
+        (False, False, False), (False, True, False), (True, False, False),
+        (False, False, True), (False, True, True), (True, False, True),
+    )}, walked
 print(json.dumps(worst))
 if case != cases[0]:
     sys.exit()
@@ -164,6 +208,12 @@ before = {name: value.clone() for name, value in ours.state_dict().items()}
 assert cuda.problem(ours, shape, batch, torch.device("cpu")) is None
 assert all(torch.equal(value, before[name]) for name, value in ours.state_dict().items())
 assert all(parameter.requires_grad for parameter in ours.parameters())
+if by == "lines":
+    def fail(*_, **__):
+        raise RuntimeError("no such instruction")
+    lines.convolve = fail
+    assert cuda.problem(ours, shape, batch, torch.device("cpu")) is None
+    assert not lines.runs_on(torch.device("cpu")) and tma.uses_tma(torch.device("cpu"))
 if by_tma:
     tiles.TILES["tma forward 3 32 32 2"] = [128, 64, 48, 4, 2]  # no power of two
     assert cuda.problem(ours, shape, batch, torch.device("cpu")) is None
@@ -173,31 +223,32 @@ assert "power of 2" in str(cuda.problem(ours, shape, batch, torch.device("cpu"))
 """
 
 
-CASES: dict[bool, list[tuple[Any, ...]]] = {
-    False: [
+CASES: dict[str, list[tuple[Any, ...]]] = {
+    "plain": [
         # groups, batch, targets, size, filters, repeat, scales, channels
         (1, 8, (1, 4), 8, 16, 1, 2, 3),  # as MixMatch with fused passes
         (3, 4, (2, 4), 8, 16, 2, 1, 3),  # with official ones
         (2, 4, (1, 4), 8, 32, 1, 2, 3),
     ],
-    True: [
+    "tma": [
         (2, 4, (1, 4), 8, 32, 1, 2, 3),
         (2, 4, (1, 4), 8, 32, 1, 1, 48),  # channels that do not fill tiles
         (1, 2, (1, 2), 16, 32, 1, 2, 1),
     ],
+    "lines": [(2, 4, (1, 4), 8, 32, 2, 2, 3)],
 }
-"""By whether tiles are copied by TMA."""
+"""By which kernels: without TMA, with it, or with a stand-in for the one that walks down lines."""
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
-@pytest.mark.parametrize("by_tma", CASES)
-def test_kernels_compute_the_plain_network(by_tma: bool) -> None:
-    command = [sys.executable, "-c", SCRIPT, json.dumps([by_tma, CASES[by_tma]])]
+@pytest.mark.parametrize("by", CASES)
+def test_kernels_compute_the_plain_network(by: str) -> None:
+    command = [sys.executable, "-c", SCRIPT, json.dumps([by, CASES[by]])]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(results) == len(CASES[by_tma])
+    assert len(results) == len(CASES[by])
     beside = {"guesses of the average", "logits beside the average", "gradients beside the average"}
     joint = {"joint logits", "joint gradients", "along the weights"}
     kinds = {"logits", "guesses", "logits of the average", "gradients", "statistics", "biases", *beside, *joint}
@@ -309,9 +360,9 @@ def test_tiles_fit_any_number_of_rows() -> None:
 
 def test_every_tile_of_the_table_has_a_key() -> None:
     keys = {
-        tiles.key(work, by_tma, 3, into, out, pixels)
+        tiles.key(work, by, 3, into, out, pixels)
         for work in Work
-        for by_tma in (False, True)
+        for by in get_args(tiles.By)
         for into in (3, 16, 32, 64, 128)
         for out in (16, 32, 64, 128)
         for pixels in (1, 2)
@@ -470,3 +521,56 @@ def test_weights_for_two_pixels_at_once(backward: bool) -> None:
             )
     convolve = nn.functional.conv_transpose2d if backward else nn.functional.conv2d
     torch.testing.assert_close(ours, convolve(x, weight, padding=1)[0].permute(1, 2, 0))
+
+
+COMPILED = """
+import sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.language import NVMMASharedLayout
+from mixmatch.networks.cuda.line_kernels import convolve_lines as kernel
+
+for channels, pixels, backward, residual, joint in (
+    (32, 2, False, True, True), (32, 2, True, False, True), (64, 1, False, False, False), (64, 1, True, False, False),
+):
+    block, matrix = (4, 1, 16, channels), (64, channels)
+    constants = dict(
+        H=16 * pixels, W=16 * pixels, IN_C=channels, OUT_C=channels, PIXELS_PER_ROW=pixels, BACKWARD=backward,
+        RESIDUAL=residual, JOINT=joint, EPS=1e-3, SLOPE=0.1, IMAGES=4, LINES=16, SLOTS=3, num_warps=4,
+    )
+    kinds = {"all_channels": "i32", "learned_pixels": "i32", "batch_pixels": "i32"}
+    results = (*block[:3], 64)
+    for names, shape, columns in (("x", block, channels), ("w", matrix, channels), (("extra", "y"), results, 64)):
+        layout = NVMMASharedLayout(min(128, 2 * columns), 16, rank=len(shape))
+        kinds |= {name: f"tensordesc<bf16[{','.join(map(str, shape))}],{layout!r}>" for name in names}
+    signature = {name: "constexpr" if name in constants else kinds.get(name, "*fp32") for name in kernel.arg_names}
+    source = GluonASTSource(fn=kernel, signature=signature, constexprs=constants)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    assert "wgmma" in compiled.asm["ptx"]
+    assert compiled.metadata.shared <= 227 * 1024, compiled.metadata.shared
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
+def test_the_kernel_that_walks_down_lines_compiles_for_hopper(tmp_path: Path) -> None:
+    """Nothing less than a GPU can run it, but its compiler needs none."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_lines_are_divided_among_as_many_programs_as_should_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(images: int, divisible: int = 64, size: int = 32) -> tiles.LineTile | None:
+        return tiles.line_tile(Work.FORWARD, images, divisible, size, 32, 32, 2)
+
+    monkeypatch.setattr(tiles, "TILES", {})
+    assert found(960) is None
+    monkeypatch.setitem(tiles.TILES, "lines forward 3 32 32 2", [4, 192, 3, 8])
+    assert found(960) == (4, 32, 3, 8)  # 240 programs
+    assert found(512) == (4, 16, 3, 8)
+    assert found(192) == (4, 8, 3, 8)
+    assert found(4) == (4, 2, 3, 8)
+    assert found(960, divisible=6) is None  # four images may be of two batches

@@ -5,8 +5,9 @@
   `problem(network, shape, images, device)` tries them;
 - `forward(...)` computes logits, with gradients.
 
-Inside, from the top down: `wide_resnet` (the passes, as operators of PyTorch), `launch` (a kernel launch per layer) and
-`kernels` (the Triton code, imported when the first pass runs); below them `shape`, `tiles`, `tma` and `streams`.
+Inside, from the top down: `wide_resnet` (the passes, as operators of PyTorch), `launch` (a kernel launch per layer),
+`kernels` and `line_kernels` (the Triton code, imported when the first pass runs); below them `shape`, `tiles`, `tma`,
+`lines` and `streams`.
 """
 
 from mixmatch.networks.cuda.shape import Shape, fits, shape_of

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixmatch.networks.cuda import tiles, tma
+from mixmatch.networks.cuda import lines, tiles, tma
 from mixmatch.networks.cuda.shape import EPS, Convolution, Norm
 from mixmatch.networks.cuda.tiles import Work
 from mixmatch.networks.wide_resnet import SLOPE
@@ -152,6 +152,35 @@ class Launcher:
         offset = norm.offset if norm else 0
         gamma, beta = self.norms[norm.index if norm else 0]
         weights = self.expanded[conv.index] if pixels > 1 else self.weights[conv.index]
+        line_tile = None
+        if suits and lines.suits(work, in_channels, out_channels, pixels) and lines.runs_on(x.device):
+            divisible = self.divisible_pixels(1)
+            line_tile = tiles.line_tile(work, self.images, divisible, out_size, in_channels, out_channels, pixels)
+        if line_tile and sums is not None and (residual is None or norm_input is None):
+            own_sums = sums[:, :, offset:]
+            lines.convolve(
+                x,
+                weights,
+                residual if norm_input is None else norm_input,
+                y,
+                pixels,
+                backward and pixels == 1,
+                line_tile,
+                self.biases[conv.index],
+                own_sums,
+                own_sums if norm_input_sums is None else norm_input_sums[:, :, offset:],
+                gamma,
+                beta,
+                self.all_channels,
+                self.learned_pixels(out_size),
+                self.batch_pixels(out_size),
+                BACKWARD=backward,
+                RESIDUAL=residual is not None,
+                JOINT=self.constants > 0,
+                EPS=EPS,
+                SLOPE=SLOPE,
+            )
+            return y
         # A kernel does not touch the tensors that its flags turn off: y takes their place.
         tensors = (
             self.biases[conv.index],

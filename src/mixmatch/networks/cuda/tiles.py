@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class Work(StrEnum):
@@ -38,15 +38,27 @@ class WeightTile(NamedTuple):
     stages: int
 
 
+class LineTile(NamedTuple):
+    """Images and lines of a program that walks down lines, the lines that its ring holds, and warps."""
+
+    images: int
+    lines: int
+    slots: int
+    warps: int
+
+
 TILES: dict[str, list[int]] = json.loads(Path(__file__).with_name("tiles.json").read_text())
-"""What was fastest on a busy H200, by `key`: the numbers of a `ConvTile`, or of a `WeightTile` with the programs that
-should run at a time in the place of parts. `benchmarks/tune_kernels.py` finds them."""
+"""What was fastest on a busy H200, by `key`: the numbers of a `ConvTile`; or of a `WeightTile` or `LineTile` with the
+programs that should run at a time in the place of parts, or of lines. `benchmarks/tune_kernels.py` finds them."""
+
+By = Literal["", "tma", "lines"]
+"""Which kernels: those that run anywhere, those with TMA, or those that walk down lines."""
 
 
-def key(work: Work, tma: bool, kernel: int, in_channels: int, out_channels: int, pixels_per_row: int) -> str:
+def key(work: Work, by: By, kernel: int, in_channels: int, out_channels: int, pixels_per_row: int) -> str:
     """The name in `TILES` of a computation; channels in and out are those of the computation, so backwards they are
     exchanged."""
-    return f"{'tma ' if tma else ''}{work} {kernel} {in_channels} {out_channels} {pixels_per_row}"
+    return f"{by} {work} {kernel} {in_channels} {out_channels} {pixels_per_row}".lstrip()
 
 
 def conv_tile(
@@ -55,7 +67,7 @@ def conv_tile(
     """The tile for a convolution, forwards or backwards; its rows must divide the `rows` of a batch."""
     inputs = in_channels * (pixels_per_row + 2 if pixels_per_row > 1 and not tma else 1)
     guess = (128, min(64, out_channels * pixels_per_row), min(64, max(16, 1 << (inputs - 1).bit_length())), 4, 3)
-    found = TILES.get(key(work, tma, kernel, in_channels, out_channels, pixels_per_row), guess)
+    found = TILES.get(key(work, "tma" if tma else "", kernel, in_channels, out_channels, pixels_per_row), guess)
     bm, bn, bk, warps, stages = found
     return ConvTile(min(bm, rows & -rows), bn, bk, warps, stages)
 
@@ -66,13 +78,28 @@ def weight_tile(
     """The tile for the gradient of a convolution's weights, from `rows` in all."""
     columns = pixels_per_row * out_channels
     guess = (kernel if in_channels <= 32 and not tma else 1, 64, min(64, columns), 264, 4, 3)
-    found = TILES.get(key(Work.WEIGHTS, tma, kernel, in_channels, out_channels, pixels_per_row), guess)
+    found = TILES.get(key(Work.WEIGHTS, "tma" if tma else "", kernel, in_channels, out_channels, pixels_per_row), guess)
     taps, bm, bn, programs, warps, stages = found
     bm = min(bm, rows & -rows)
     tiles, parts = kernel * (kernel // taps) * (columns // bn), 1
     while tiles * parts < programs and rows % (2 * parts * bm) == 0:
         parts *= 2
     return WeightTile(taps, bm, bn, parts, warps, stages)
+
+
+def line_tile(
+    work: Work, images: int, divisible: int, size: int, in_channels: int, out_channels: int, pixels_per_row: int
+) -> LineTile | None:
+    """The tile for a convolution line by line of so many images, whose images must divide `divisible`; None where the
+    other kernels are used, because they are faster or nobody has measured it."""
+    found = TILES.get(key(work, "lines", 3, in_channels, out_channels, pixels_per_row))
+    if found is None or divisible % found[0]:
+        return None
+    together, programs, slots, warps = found
+    lines = size
+    while images // together * (size // lines) < programs and lines % 2 == 0 and lines > slots:
+        lines //= 2
+    return LineTile(together, lines, slots, warps)
 
 
 def pointwise_rows(rows: int, channels: int) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixmatch.networks.cuda import launch, tma
+from mixmatch.networks.cuda import launch, lines, tma
 from mixmatch.networks.cuda.launch import Launcher, pack_weights
 from mixmatch.networks.cuda.shape import Shape
 from mixmatch.networks.cuda.streams import SideStream
@@ -32,13 +32,14 @@ def available() -> bool:
 
 def problem(network: nn.Module, shape: Shape, images: int, device: torch.device) -> Exception | None:
     """What goes wrong when the kernels run on a device, tested with a blank batch; None if nothing does. A GPU may have
-    too little shared memory for tiles that suit another. If TMA is the cause, it is disabled for this device and the
-    test is repeated."""
+    too little shared memory for tiles that suit another. If kernels line by line or TMA are the cause, they are
+    disabled for this device and the test is repeated."""
     x = torch.zeros(images, shape.stem.in_channels, shape.stem.in_size, shape.stem.in_size, device=device)
     error = _error(network, shape, x)
-    if error is not None and tma.uses_tma(x.device):
-        tma.disabled.add(x.device)
-        error = _error(network, shape, x)
+    for part, used in ((lines, lines.runs_on), (tma, tma.uses_tma)):
+        if error is not None and used(x.device):
+            part.disabled.add(x.device)
+            error = _error(network, shape, x)
     return error
 
 
