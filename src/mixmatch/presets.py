@@ -114,7 +114,7 @@ EMBEDDED_METHOD: dict[str, dict[str, Any]] = {"supervised": {"weight_decay": 0.5
 USER_METHOD: dict[tuple[Kind, str], dict[str, Any]] = {
     ("images", "mixmatch"): {"lambda_u": 10.0, "passes": "fused", "ramp": PartOfSteps(3)},  # 100 collapses short runs
     ("images", "remixmatch"): {"K": 2, "passes": "fused", "ramp": PartOfSteps(3)},
-    **{("images", method): SHORT for method in PSEUDO_LABELS},
+    **{("images", method): {**SHORT, "passes": "fused"} for method in PSEUDO_LABELS},  # a quarter faster on a GPU
     ("features", "supervised"): {"weight_decay": 2.0},  # at 5, weights vanish once the few labels are learned
     ("features", "mixmatch"): {"alpha": 0.2, "lambda_u": 10.0, "passes": "fused", "ramp": PartOfSteps(3)},
     ("features", "remixmatch"): {"K": 2, "lambda_r": 0.0, "passes": "fused", "ramp": PartOfSteps(3)},

@@ -46,6 +46,15 @@ def test_the_longest_runs_of_each_cell_are_shown() -> None:
     ]
 
 
+def test_longer_runs_with_fused_passes_are_shown_and_named() -> None:
+    fused = record("fixmatch", 1, [50.0, 9.0], steps=131_072, passes="fused")
+    (line,) = (line for line in headline([*RUNS, fused]).splitlines() if "FixMatch" in line)
+    assert line == "| FixMatch, CIFAR-10 | 250 | 131,072 (1/8), fused | 9.00 | 1 of 5 | 5.07 ± 0.65 |"
+    whole = record("fixmatch", 1, [50.0, 5.0], passes="fused")
+    (line,) = (line for line in headline([whole]).splitlines() if "FixMatch" in line)
+    assert "| 1,048,576, fused | 5.00 |" in line  # not the paper's run
+
+
 def test_the_page_opens_with_them() -> None:
     page = results_page(RUNS, Path("images/x.png"))
     assert page.index("## In short") < page.index("](images/x.png)") < page.index("## The paper's tables")
