@@ -181,6 +181,13 @@ def test_a_run_on_basic_features(method: str, tmp_path: Path) -> None:
         model.probabilities(features[:, :5])
 
 
+def test_images_that_are_flipped_may_have_one_view_each(tmp_path: Path) -> None:
+    """As those of CIFAR-10, of which there are too many for more."""
+    given = {**FAST, "steps": 2, "flip": True}
+    record = mixmatch.train(source(), method="mixmatch", features="basic", views=1, out=tmp_path / "run", **given)
+    assert record["steps"] == 2
+
+
 def test_an_interrupted_run_resumes_to_the_same_model_and_gives_its_newest(tmp_path: Path) -> None:
     given = {**FAST, "features": "basic", "views": 2}
     mixmatch.train(source(), out=tmp_path / "part", method="supervised", **{**given, "steps": 20})

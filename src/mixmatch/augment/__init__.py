@@ -44,12 +44,23 @@ STRONG: dict[str, Callable[[CropFlip], Augmentation]] = {
 
 
 def weak_augmentation(
-    input_shape: tuple[int, ...], *, pad: int, flip: bool, noise: float, mask: float, choices: int = 0
+    input_shape: tuple[int, ...],
+    *,
+    pad: int,
+    flip: bool,
+    noise: float,
+    mask: float,
+    embedded: bool = False,
+    choices: int = 0,
 ) -> CropFlip | NoiseMask:
-    """Crops and flips of images (C, H, W), noise and masks for features (F,). Features of images that were cropped and
-    flipped before have several `choices` for each row."""
+    """Crops and flips of images (C, H, W), noise and masks for features (F,).
+
+    Args:
+        embedded: the features are of images, which were cropped and flipped before.
+        choices: how many features each row has to choose from, if several.
+    """
     if len(input_shape) == 1:
-        if (pad or flip) and not choices:
+        if (pad or flip) and not embedded:
             raise MixMatchError("pad and flip are for images, but the data holds features: use noise and mask")
         return NoiseMask(input_shape[0], noise, mask, choices)
     if noise or mask:

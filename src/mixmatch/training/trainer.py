@@ -83,7 +83,7 @@ class Trainer:
         inputs = source.train.inputs if source.train.views is None else source.train.views
         weak = weak_augmentation(
             shape, pad=settings.pad, flip=settings.flip, noise=settings.noise, mask=settings.mask,
-            choices=inputs.shape[1] if source.train.views is not None else 0,
+            embedded=source.embedding is not None, choices=inputs.shape[1] if source.train.views is not None else 0,
         )  # fmt: skip
         uses_strong = "strong" in method.views or method.strong_labeled
         strong = strong_augmentation(weak, shape, settings.strong if uses_strong else "cutout")
