@@ -54,8 +54,8 @@ class Settings:
     )
     hold_out: HoldOut = setting(
         "all-classes",
-        "Your own data without a test part: hold out a fifth of each class with ten labels or more (`large-classes`), "
-        "only if all classes have as many (`all-classes`), or `none`.",
+        "Your own data without a test part: hold out a fifth of each class with ten labels or more, if at least two "
+        "classes have as many (`large-classes`) or all do (`all-classes`); or `none`.",
     )
     label_sampling: LabelSampling = setting(
         "uniform",

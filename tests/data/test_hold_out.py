@@ -72,7 +72,9 @@ def test_a_class_with_few_labels_does_not_switch_off_evaluating_the_others() -> 
     assert opened.basis.on == "7 labeled images held out, a fifth of each class with at least 10 labels"
 
 
-@pytest.mark.parametrize(("per_class", "hold_out"), [([9, 9], "large-classes"), ([9, 30], "all-classes")])
+@pytest.mark.parametrize(
+    ("per_class", "hold_out"), [([9, 9], "large-classes"), ([9, 30], "large-classes"), ([9, 30, 30], "all-classes")]
+)
 def test_too_few_labels_to_evaluate(per_class: list[int], hold_out: str) -> None:
     opened = to_data(user_data(per_class, 8), 1, hold_out)
     source, split, basis = opened.source, opened.split, opened.basis

@@ -129,7 +129,12 @@ def test_classes_that_are_not_evaluated_are_named() -> None:
         ),
         (GOOD, {"suspects": ["a.png", "b.png"]}, "Look at the 2 labels that may be wrong, beginning with a.png."),
         (GOOD, {"no_class": 7}, "Look at the 7 unlabeled images in no-class.csv, which may show none of your classes."),
-        (GOOD, {}, "Label more of dog and cat (65 and 60 % wrong); label-next.csv lists the images that help most."),
+        (
+            GOOD,
+            {},
+            "Label more of dog (65 of 100 wrong) and cat (60 of 100 wrong); label-next.csv lists the images that help "
+            "most.",
+        ),
         (
             replace(GOOD, images=12, wrong=0),
             {"scores": [ClassScore(3, 0.0, 1, 1)] * 4},

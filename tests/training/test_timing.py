@@ -145,6 +145,21 @@ def test_images_without_a_gpu_are_tried_as_features(monkeypatch: pytest.MonkeyPa
     assert first[:2] == (None, None)
 
 
+def test_cross_validation_is_part_of_the_time() -> None:
+    few = timing.measure(pictures(32, labeled=12), torch.device("cpu"))  # six labels of each class
+    assert few.folds == 5
+    assert few.baseline is not None
+    assert "both cross-validated over 5 folds" in describe(few)
+    assert timing.measure(pictures(32, labeled=24), torch.device("cpu")).folds == 0  # a fifth is held out
+
+
+def test_the_time_of_cross_validation_is_that_of_its_models() -> None:
+    settings = resolve("x", {"steps": 100, "eval_every": 100}, "features")
+    one = Trial(settings, step=0.5, evaluation=2.0, memory=None, device=torch.device("cpu"))  # 52 s a run
+    found = Cost(one, baseline=0.5, folds=5, embedding=3.0)  # of the baseline, 27 s
+    assert found.seconds(one) == 3 + 52 + 5 * (52 + 27)
+
+
 def test_without_unlabeled_rows_the_labels_alone_are_tried() -> None:
     found, _ = cost(features(unlabeled=0), "cpu")
     assert found.severity == "info"

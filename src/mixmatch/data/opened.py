@@ -50,9 +50,9 @@ class Data:
 def to_data(user: UserData, seed: int, hold_out: str = "large-classes") -> Data:
     """User data with its split, and what a model is evaluated on.
 
-    Test rows are used if there are any. Else a fifth of the labels is held out of each class that has at least 10: not
-    trained on, not even as unlabeled rows. A class with fewer keeps them all: it needs them more to learn from, and a
-    row or two would say next to nothing.
+    Test rows are used if there are any. Else a fifth of the labels is held out of each class that has at least 10, if
+    two classes have: not trained on, not even as unlabeled rows. A class with fewer keeps them all: it needs them more
+    to learn from, and a row or two would say next to nothing, as would rows of one class alone.
 
     Args:
         hold_out: `large-classes`; or `all-classes`, which holds nothing out if any class has fewer than 10 labels, as
@@ -66,11 +66,12 @@ def to_data(user: UserData, seed: int, hold_out: str = "large-classes") -> Data:
         basis = Basis(f"the {len(test):,} {place}")
     elif hold_out == "none":
         basis = Basis(missing=f"nothing was held out to evaluate on, as hold_out=none says; add labeled {place}")
-    elif len(small) == len(user.classes) or (small and hold_out == "all-classes"):
+    elif len(user.classes) - len(small) < 2 or (small and hold_out == "all-classes"):
         fewest = user.classes[int(counts.argmin())]
         basis = Basis(
             missing=f"too few labels to evaluate: '{fewest}' has {counts.min()}, and it takes {MIN_LABELS} of "
-            f"{'each' if hold_out == 'all-classes' else 'a'} class to hold some out; add labels, or labeled {place}"
+            f"{'each class' if hold_out == 'all-classes' else 'two classes'} to hold some out; add labels, or labeled "
+            f"{place}"
         )
     else:
         held = _stratified(train.labels, labeled, seed)

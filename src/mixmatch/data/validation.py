@@ -23,7 +23,7 @@ OPTION = "validation"
 def number_of_folds(data: Data) -> int:
     """How many models cross-validation takes; 0 if no class has two labels."""
     counts = np.bincount(data.source.train.labels[data.split.labeled])
-    return int(min(FOLDS, counts[counts > 1].min(initial=FOLDS))) if (counts > 1).any() else 0
+    return int(min(FOLDS, counts[counts > 1].sum()))
 
 
 def assign_folds(labels: Indices, folds: int, seed: int) -> Indices:

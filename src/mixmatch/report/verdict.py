@@ -254,12 +254,16 @@ def _better_training(found: Findings) -> str:
 
 
 def _weakest(found: Findings) -> str:
-    """The two classes with the highest error, or if nothing was evaluated, with the fewest labels."""
-    errors = [(score.error, name) for score, name in zip(found.scores, found.classes, strict=False) if score.error]
-    if errors:
-        worst = sorted(errors, key=lambda each: -each[0])[:2]
-        shares = " and ".join(f"{error:.0f}" for error, _ in worst)
-        return f"{' and '.join(name for _, name in worst)} ({shares} % wrong)"
+    """The two classes with the highest error, as far as the number of test rows lets one say so; or if nothing was
+    evaluated, with the fewest labels."""
+    wrong = [
+        (s.images, round(s.images * s.error / 100), n)
+        for s, n in zip(found.scores, found.classes, strict=False)
+        if s.error
+    ]
+    if wrong:
+        worst = sorted(wrong, key=lambda each: share_interval(each[1], each[0]), reverse=True)[:2]
+        return " and ".join(f"{name} ({part:,} of {images:,} wrong)" for images, part, name in worst)
     if found.scores:  # every class is right
         return ""
     fewest = sorted(zip(found.labels, found.classes, strict=True))[:2]

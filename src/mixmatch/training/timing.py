@@ -20,6 +20,7 @@ from mixmatch.data.opened import Data, to_data
 from mixmatch.data.split import Split
 from mixmatch.data.user.reading import IMAGE_SIZES
 from mixmatch.data.user.rows import Finding, UserData
+from mixmatch.data.validation import number_of_folds
 from mixmatch.errors import MixMatchError
 from mixmatch.presets import Kind
 from mixmatch.settings import Settings
@@ -92,13 +93,17 @@ class Cost:
     """With images of `SMALL` pixels, if the usual ones are larger."""
     baseline: float | None = None
     """A step of the baseline as a share of one of the method."""
+    folds: int = 0
+    """Models that cross-validation trains of each, in the place of the baseline."""
     embedding: float = 0.0
     """Seconds to compute the features of all images, if it learns from those."""
 
     def seconds(self, trial: Trial) -> float:
-        """Of `train` as in a trial, the baseline included."""
-        seconds = self.embedding + trial.seconds
-        return seconds if self.baseline is None else seconds + replace(trial, step=trial.step * self.baseline).seconds
+        """Of `train` as in a trial, the baseline or cross-validation included."""
+        both = trial.seconds
+        if self.baseline is not None:
+            both += replace(trial, step=trial.step * self.baseline).seconds
+        return self.embedding + (trial.seconds + self.folds * both if self.folds else both)
 
     def first_run(self, within: float = WITHIN) -> FirstRun:
         """The defaults if they end within so many seconds; else smaller images, and as many steps as do."""
@@ -153,9 +158,12 @@ def measure(
     began, done = time.perf_counter(), 0
     kind: Kind = "images" if user.is_images else "features"
     features = choose_features(device.type).features if user.is_images else "none"
-    data, embedding = to_data(user, seed=1), 0.0
+    settings = settings_.resolve(user.name, {"features": features}, kind)
+    data, embedding = to_data(user, 1, settings.hold_out), 0.0
+    cheap = features != "none" or not user.is_images
+    folds = number_of_folds(data) if cheap and not len(data.split.test) else 0
     if features != "none":
-        data, embedding = _embedded(data, settings_.resolve(user.name, {"features": features}, kind), device)
+        data, embedding = _embedded(data, settings, device)
     methods = (method, "supervised") if len(data.split.unlabeled) else ("supervised",)
 
     def tried(method: str, data: Data, share: float) -> Trial:
@@ -170,13 +178,13 @@ def measure(
 
     size = min(user.inputs.shape[1:3]) if data.source.train.is_images else 0
     large = size > SMALL and not sized
-    least = to_data(replace(user, inputs=user.inputs[:, :SMALL, :SMALL]), seed=1) if large else data
+    least = to_data(replace(user, inputs=user.inputs[:, :SMALL, :SMALL]), 1, settings.hold_out) if large else data
     first = tried(methods[0], least, 0.4 if large else 0.8)
     baseline = None
-    if len(methods) > 1 and len(data.split.test):
+    if len(methods) > 1 and (folds or len(data.split.test)):
         baseline = tried(methods[1], least, 0.5 if large else 1.0).step / first.step
     if not large:
-        return Cost(first, None, baseline, embedding)
+        return Cost(first, None, baseline, folds, embedding)
     longer = (size / SMALL) ** 2
     if 3 * longer * first.step < BUDGET - (time.perf_counter() - began):
         return Cost(tried(methods[0], data, 0.9), first, baseline)
@@ -224,6 +232,9 @@ def describe(cost: Cost) -> str:
     )
     if cost.baseline is not None:
         message += ", and the baseline on the labels alone"
+    if cost.folds:
+        both = "both " if cost.baseline is not None else ""
+        message += f", {both}cross-validated over {cost.folds} folds of the labels"
     if trial.memory is not None:
         on_gpu = " on the GPU" if trial.device.type == "cuda" else ""
         message += f"; memory {trial.memory / 2**20:,.0f} MB at its peak{on_gpu}"
