@@ -28,11 +28,11 @@ def test_a_sweep_from_beginning_to_end(call: Call) -> None:
     assert result.code == 0, result.err
     folder = Path("runs/tune-few.npz-supervised")
     assert "trial 0" not in result.err.replace("(trial 0)", "")  # it was done before
-    assert "few.npz supervised trial 1 fold 2/2: " in result.err
+    assert "few.npz supervised trial 1 fold 4/4: " in result.err
     rows = {words[0]: words[1:] for line in result.out.splitlines() if (words := line.split()) and words[0] in "01"}
     assert rows["0"][0] == "defaults"
     assert rows["0"][2:] == ["1e-09", "0.2"]
-    assert "compared by the error on 4 labeled rows, each predicted by one of 2 models" in result.out
+    assert "compared by the error on 4 labeled rows, each predicted by one of 4 models" in result.out
     assert f"train with the best: mixmatch train few.npz --config {folder / 'best.toml'}" in result.out
 
     answer = json.loads((again := call(*TUNE, "--trials", 2, "--json", "--quiet")).out)

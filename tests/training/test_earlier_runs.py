@@ -149,12 +149,12 @@ def test_a_finished_run_is_not_trained_again(here: Path) -> None:
 
 def test_a_run_without_test_rows_keeps_its_split(tmp_path: Path) -> None:
     """Where a class had fewer than ten labels, an earlier version held nothing out."""
-    random, table, out = np.random.default_rng(0), tmp_path / "rows.csv", tmp_path / "run"
-    lines = [f"{i},{random.normal():.3f},{('a', 'b', '')[(i > 20) + (i > 23)]}" for i in range(60)]
-    table.write_text("\n".join(["n,x,label", *lines]) + "\n")
+    images, out = tmp_path / "images.npz", tmp_path / "run"
+    x = np.random.default_rng(0).integers(0, 256, (60, 8, 8, 1), np.uint8)
+    np.savez(images, x=x, y=np.repeat([0, 1, 2, -1], (20, 20, 3, 17)))
     alone = {"baseline": False, "cross_validate": False}  # as train() was then
-    options: dict[str, Any] = {"out": out, "device": "cpu", "reporter": Quiet(), **alone}
-    mixmatch.train(str(table), hold_out="all-classes", steps=2, **options)
+    options: dict[str, Any] = {"out": out, "device": "cpu", "reporter": Quiet(), "features": "none", **alone}
+    mixmatch.train(str(images), hold_out="all-classes", steps=2, **options)
     config = json.loads((out / "config.json").read_text())
     assert config["split"]["test"] == 0
     del config["settings"]["hold_out"]  # which did not exist then
@@ -162,5 +162,5 @@ def test_a_run_without_test_rows_keeps_its_split(tmp_path: Path) -> None:
     assert len(open_run(RunFolder(out)).split.test) == 0
     report, _, _ = write_report(out, device="cpu")
     assert report.verdict.error is None
-    assert mixmatch.train(str(table), resume=True, **options)["split"]["test"] == 0
-    assert mixmatch.train(str(table), **{**options, "out": tmp_path / "new"}, steps=2)["split"]["test"] == 4
+    assert mixmatch.train(str(images), resume=True, **options)["split"]["test"] == 0
+    assert mixmatch.train(str(images), **{**options, "out": tmp_path / "new"}, steps=2)["split"]["test"] == 8
