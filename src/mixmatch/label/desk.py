@@ -44,6 +44,8 @@ IN_SIGHT = 200
 """Pictures whose identities are kept for the first page of the next start."""
 CHUNK = 500
 """Files that are taken into the listing at once while it is scanned."""
+FIRST_SECONDS = 1.5
+"""The first scan of a folder goes slowly for so long: the page is being shown, and needs the processor."""
 
 
 class Desk:
@@ -181,7 +183,7 @@ class Desk:
 
     def _scan(self) -> None:
         listing, changed, waiting = self.book.listing, False, list[Entry]()
-        is_first, seen = self.book.is_new, bytearray()
+        is_first, seen, began = self.book.is_new, bytearray(), time.monotonic()
 
         def take() -> None:
             nonlocal changed
@@ -198,7 +200,8 @@ class Desk:
             if len(waiting) >= CHUNK:
                 take()
                 # Whoever looks at pictures goes first. Where there is a list from before, nobody waits for this one.
-                time.sleep(0.001 if is_first else 0.005)
+                opening = time.monotonic() - began < FIRST_SECONDS
+                time.sleep((0.05 if opening else 0.001) if is_first else 0.005)
             return is_first  # later on they are not needed again, and 100,000 take memory
 
         tree = scan(self.root, found)
