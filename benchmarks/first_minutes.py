@@ -3,11 +3,13 @@
     python benchmarks/first_minutes.py --data-dir ~/data                    # what is left of the study, then the table
     python benchmarks/first_minutes.py --only photos-15 --ways now labels
     python benchmarks/first_minutes.py --methods --device cuda              # MixMatch's successors beside it
+    python benchmarks/first_minutes.py --only photos-uneven --try method=fixmatch --try method=fixmatch,balance=abc
     python benchmarks/first_minutes.py --try lambda_u=10 --try lambda_u=10,ema_decay=0.97
     python benchmarks/first_minutes.py --table                              # the table alone
 
 Small real tasks, three seeds each: folders cut from CIFAR-10 (4 classes; 4, 15 or 25 labels each) and SVHN (10 classes,
-10 labels each), 1,500 unlabeled images and 400 test images; digits; two tables; embeddings of CIFAR-10 by a pretrained
+10 labels each), 1,500 unlabeled images and 400 test images; two of them again with classes that differ in size by a
+factor of 10 (`uneven`; as many test images of each); digits; two tables; embeddings of CIFAR-10 by a pretrained
 network (`--weights FILE` for timm:tf_efficientnet_lite0; left out without). A seed decides the classes, the labels and
 the run.
 
@@ -62,13 +64,19 @@ SUCCESSORS = ["uda", "remixmatch", "fixmatch", "flexmatch", "freematch", "softma
 
 
 class Task(NamedTuple):
-    """Where rows come from; how many classes, labels per class, and unlabeled rows in all."""
+    """Where rows come from; how many classes, labels per class, and unlabeled rows in all. With `uneven` classes this
+    is so for the largest one, and the smallest one has that many times fewer labels and unlabeled rows."""
 
     source: str
     classes: int
     labels: int
     unlabeled: int = 1500
     test: int = 400
+    uneven: int = 1
+
+    def share(self, number: int) -> float:
+        """How large a class is, beside the largest."""
+        return float(self.uneven ** (-number / (self.classes - 1)))
 
 
 TASKS = {
@@ -76,6 +84,8 @@ TASKS = {
     "photos-15": Task("cifar10", 4, 15),
     "photos-25": Task("cifar10", 4, 25),
     "house-numbers-10": Task("svhn", 10, 10),
+    "photos-uneven": Task("cifar10", 4, 30, 3000, uneven=10),
+    "house-numbers-uneven": Task("svhn", 10, 30, 3000, uneven=10),
     "digits": Task("digits", 10, 2, 1000, 500),
     "breast-cancer": Task("breast cancer", 2, 8, 300, 200),
     "wine": Task("wine", 3, 4, 90, 60),
@@ -100,18 +110,21 @@ def cut(task: Task, seed: int, data_dir: Path | None) -> Data:
     """A task as a person's data: `seed` decides the classes and which rows have a label."""
     train, test, names = rows_of(task.source, data_dir)
     rng = np.random.default_rng(seed)
-    classes = np.sort(rng.choice(len(names), task.classes, replace=False))
+    classes = rng.choice(len(names), task.classes, replace=False)
+    if task.uneven == 1:
+        classes = np.sort(classes)  # else the draw decides which are rare
     labeled, unlabeled, tested = [], [], []
     same = test is train
-    for c in classes:
+    for i, c in enumerate(classes):
         rows = rng.permutation(np.flatnonzero(train.labels == c))
         here = rng.permutation(np.flatnonzero(test.labels == c))
         share = round(task.test / task.classes if not same else task.test * len(rows) / len(train))
         if same:
             here, rows = rows[:share], rows[share:]
         tested.append(here[:share])
-        labeled.append(rows[: task.labels])
-        unlabeled.append(rows[task.labels :][: round(task.unlabeled / task.classes)])
+        labels = round(task.labels * task.share(i))
+        labeled.append(rows[:labels])
+        unlabeled.append(rows[labels:][: round(task.unlabeled / task.classes * task.share(i))])
     places = np.concatenate([*labeled, *unlabeled])
     count = sum(map(len, labeled))
     number = {int(c): i for i, c in enumerate(classes)}
