@@ -85,7 +85,8 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator, _Parameters):  # type: 
 
     `X` is a matrix of numbers (N, F), NaN where a value is missing, which is standardized by all rows, labeled or not;
     or images, uint8 (N, H, W, C) or (N, H, W). The same arrays and seed give the same model as `mixmatch train`, where
-    that holds nothing out: where the data has a test part, no class has ten labels, or with `hold_out=none`.
+    that holds nothing out: where the data has a test part, with `hold_out=none`, or where labels are few (of features,
+    a class has fewer than ten; of pixels, all classes but one have).
 
     Every setting of a run and of the methods is a parameter too: `steps`, `learning_rate`, `lambda_u`, and so on, as
     docs/settings.md lists them. None is the default of `mixmatch train` for such data.

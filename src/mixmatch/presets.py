@@ -81,7 +81,7 @@ DATA_METHOD: dict[tuple[str, str], dict[str, Any]] = {
 USER: dict[Kind, dict[str, Any]] = {
     "images": {
         "labels": "all",
-        "hold_out": "large-classes",
+        "hold_out": "two-classes",
         "network": "wrn-auto",
         "steps": 4096,
         "ema_decay": 0.995,

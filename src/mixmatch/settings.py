@@ -22,7 +22,7 @@ Schedule = Literal["constant", "cosine", "linear", "cosine-7/16"]
 Unlabeled = Literal["rest", "all"]
 LabelSampling = Literal["uniform", "balanced"]
 Strong = Literal["cutout", "randaugment", "kekmodel", "torchssl", "ctaugment", "ctaugment-only"]
-HoldOut = Literal["large-classes", "all-classes", "none"]
+HoldOut = Literal["two-classes", "large-classes", "all-classes", "none"]
 Labels = int | Literal["all"]
 
 BASIC = "Options"
@@ -55,7 +55,7 @@ class Settings:
     hold_out: HoldOut = setting(
         "all-classes",
         "Your own data without a test part: hold out a fifth of each class with ten labels or more, if at least two "
-        "classes have as many (`large-classes`) or all do (`all-classes`); or `none`.",
+        "classes have as many (`two-classes`), one has (`large-classes`) or all have (`all-classes`); or `none`.",
     )
     label_sampling: LabelSampling = setting(
         "uniform",

@@ -723,7 +723,7 @@ def test_validation_images_are_the_test_set_if_there_is_no_other(name: str, tmp_
     user = parts(tmp_path, *files)
     assert [user.files[row] for row in user.tested] == [f"{name}/dog/c.png"]
     assert kinds(user)["layout"].message.endswith(f"classes under Train/, the test set under {name}/")
-    assert to_data(user, seed=1).basis.sentence == f"Evaluated on the 1 images under {name}/."
+    assert to_data(user, 1, "two-classes").basis.sentence == f"Evaluated on the 1 images under {name}/."
     user = parts(tmp_path, "test/cat/f.png")
     assert [user.files[row] for row in user.tested] == ["test/cat/f.png"]
     assert f"{name}/dog/c.png" not in user.files  # neither trained on nor tested

@@ -47,31 +47,33 @@ class Data:
     user: UserData | None = None
 
 
-def to_data(user: UserData, seed: int, hold_out: str = "large-classes") -> Data:
+def to_data(user: UserData, seed: int, hold_out: str) -> Data:
     """User data with its split, and what a model is evaluated on.
 
-    Test rows are used if there are any. Else a fifth of the labels is held out of each class that has at least 10, if
-    two classes have: not trained on, not even as unlabeled rows. A class with fewer keeps them all: it needs them more
-    to learn from, and a row or two would say next to nothing, as would rows of one class alone.
+    Test rows are used if there are any. Else a fifth of the labels is held out of each class that has at least 10: not
+    trained on, not even as unlabeled rows. A class with fewer keeps them all: it needs them more to learn from, and a
+    row or two would say next to nothing.
 
     Args:
-        hold_out: `large-classes`; or `all-classes`, which holds nothing out if any class has fewer than 10 labels, as
-            earlier versions did; or `none`.
+        hold_out: `two-classes` holds nothing out if fewer than two classes have 10 labels, because an error on one
+            class says next to nothing; `all-classes` if any class has fewer; `large-classes` holds out of one class,
+            too, as some earlier versions did; `none` holds nothing out.
     """
     train, test, labeled = user.train, user.test, user.labeled
     place = f"images under {user.test_folder}/" if user.test_folder else f"test {user.noun}s"
     counts = np.bincount(train.labels[labeled], minlength=len(user.classes))
     small = tuple(name for name, n in zip(user.classes, counts, strict=True) if n < MIN_LABELS)
+    needed = {"large-classes": 1, "two-classes": 2}.get(hold_out, len(user.classes))
     if len(test):
         basis = Basis(f"the {len(test):,} {place}")
     elif hold_out == "none":
         basis = Basis(missing=f"nothing was held out to evaluate on, as hold_out=none says; add labeled {place}")
-    elif len(user.classes) - len(small) < 2 or (small and hold_out == "all-classes"):
-        fewest = user.classes[int(counts.argmin())]
+    elif len(user.classes) - len(small) < needed:
+        missing = int(np.argsort(-counts, kind="stable")[needed - 1])  # the last that has to reach 10
+        of = {"large-classes": "a class", "two-classes": "two classes"}.get(hold_out, "each class")
         basis = Basis(
-            missing=f"too few labels to evaluate: '{fewest}' has {counts.min()}, and it takes {MIN_LABELS} of "
-            f"{'each class' if hold_out == 'all-classes' else 'two classes'} to hold some out; add labels, or labeled "
-            f"{place}"
+            missing=f"too few labels to evaluate: '{user.classes[missing]}' has {counts[missing]}, and it takes "
+            f"{MIN_LABELS} of {of} to hold some out; add labels, or labeled {place}"
         )
     else:
         held = _stratified(train.labels, labeled, seed)
