@@ -162,6 +162,8 @@ def test_names_and_places() -> None:
     places = Places("line ", np.array([2, 5, 9]))
     assert [*places[np.array([2, 0])]] == ["line 9", "line 2"]
     assert [*places[1:]] == ["line 5", "line 9"]
+    many = Places("row ", range(10**12))  # too many to be written out
+    assert [*many[10**11 : 10**11 + 2]] == ["row 100000000000", "row 100000000001"]
 
 
 def test_a_hundred_thousand_columns(tmp_path: Path) -> None:

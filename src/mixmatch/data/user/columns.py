@@ -90,7 +90,9 @@ class Places(Sequence[str]):
     @overload
     def __getitem__(self, row: slice | Rows) -> Places: ...
     def __getitem__(self, row: int | slice | Rows) -> str | Places:
-        if isinstance(row, slice | np.ndarray):
+        if isinstance(row, slice):  # of a range, which is not written out
+            return Places(self._before, self._lines[row])
+        if isinstance(row, np.ndarray):
             return Places(self._before, np.asarray(self._lines)[row])
         return f"{self._before}{self._lines[row]}"
 
