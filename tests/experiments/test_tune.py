@@ -26,6 +26,7 @@ from mixmatch.declare import Range, Times
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.executor import Here
 from mixmatch.experiments.tune import driver as driver_
+from mixmatch.experiments.tune import sweep as sweep_
 from mixmatch.experiments.tune.results import Difference, Result
 from mixmatch.experiments.tune.space import Choices, declared_settings, default_space, parse, space_of
 from mixmatch.settings import resolve
@@ -123,6 +124,24 @@ def test_user_data_is_cross_validated_and_its_test_rows_change_nothing(tmp_path:
     same_place = f"{tmp_path}/../{tmp_path.name}/a.npz"
     again = sweep(a.out, 4, data=same_place, given={**ROWS, "method": "mixmatch"}, search=SEARCH[:1])
     assert len(again.trials) == 4  # continued, whatever the data is called
+
+
+def test_a_sweep_keeps_the_number_of_folds_that_it_was_begun_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier version had as many as the smallest class has labels."""
+    path = rows_file(tmp_path / "rows.npz", 3, 1.0)
+    more: dict[str, Any] = {"data": str(path), "given": {**ROWS, "method": "mixmatch"}, "search": SEARCH[:1]}
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep_, "number_of_folds", lambda data: 3)
+        sweep(tmp_path / "begun", 1, **more)
+    result = sweep(tmp_path / "begun", 2, **more)
+    assert "each predicted by one of 3 models" in result.chosen_by
+    assert [len(list((result.out / f"trial-00{n}").glob("fold-*"))) for n in (0, 1)] == [3, 3]
+    config = result.out / "trial-000" / "fold-1" / "config.json"
+    config.write_text(config.read_text().replace('"folds": 3', '"folds": 300'))
+    with pytest.raises(MixMatchError, match=r"config.json is damaged \(it is not the first fold of a trial\)"):
+        sweep(tmp_path / "begun", 3, **more)
 
 
 def test_a_difference_by_hand() -> None:

@@ -15,7 +15,7 @@ from mixmatch.data import Reading, is_path, read_user_data, source_info
 from mixmatch.data.opened import Data
 from mixmatch.data.source import labels_sha256
 from mixmatch.data.user.rows import UserData
-from mixmatch.data.validation import OPTION, assign_folds, for_validation, number_of_folds
+from mixmatch.data.validation import FOLDS, OPTION, assign_folds, for_validation, number_of_folds
 from mixmatch.errors import MixMatchError
 from mixmatch.experiments.tune.space import Choices, Space, space_of
 from mixmatch.settings import Settings
@@ -161,13 +161,26 @@ def make_sweep(
     if read is None:
         valid = for_validation(whole, {}, job.settings.seed)
         return Sweep(out, job, space, (len(valid.split.valid),), fingerprint(whole), note=work.note)
-    folds = number_of_folds(whole)
+    folds = _folds_of(out) or number_of_folds(whole)
     if folds == 0:
         raise MixMatchError(f"no class of {data} has two labels: one to learn from and one to validate; add labels")
     labels = whole.source.train.labels[whole.split.labeled]
     assigned = assign_folds(labels, folds, job.settings.seed)
     sizes = tuple(np.bincount(assigned[assigned >= 0], minlength=folds).tolist())
     return Sweep(out, job, space, sizes, fingerprint(whole), read, work.note)
+
+
+def _folds_of(out: Path) -> int:
+    """How many folds the trials of a sweep that was begun have: an earlier version dealt fewer to small classes. 0 if
+    no trial was begun."""
+    run = RunFolder(out / "trial-000" / "fold-1")
+    if not (run.path / "config.json").exists():
+        return 0
+    options = run.config()["settings"].get("data_options")
+    match options.get(OPTION) if isinstance(options, dict) else None:
+        case {"fold": 0, "folds": int(folds)} if 1 < folds <= FOLDS:
+            return folds
+    raise run.damaged("config.json", "it is not the first fold of a trial")
 
 
 def fingerprint(data: Data) -> str:
