@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import fields
 
 import numpy as np
@@ -198,6 +199,14 @@ def test_mistakes_are_found_before_anything_is_trained(tmp_path, given, message)
         train_teachers("digits", 2, tmp_path / "out", **{**TINY, **given})
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_public_images_that_are_no_plain_file(tmp_path):
+    (tmp_path / "folder.npy").mkdir()
+    os.mkfifo(tmp_path / "pipe.npy")
+    for name, message in {"folder.npy": "Is a directory", "pipe.npy": "it is not a plain file"}.items():
+        with pytest.raises(MixMatchError, match=f"{name}: {message}"):
+            train_teachers("digits", 2, tmp_path / "out", queries=str(tmp_path / name), **TINY)
 
 
 def test_public_images_of_another_shape(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from mixmatch.errors import MixMatchError
 from mixmatch.privacy import votes as module
 from mixmatch.privacy.answers import read_for_votes
+from mixmatch.privacy.checks import PrivacyError
 from mixmatch.privacy.votes import from_counts, from_labels, read_integers, read_votes
 
 COUNTS = np.array([[3, 0, 1], [1, 2, 1], [0, 0, 4]])
@@ -97,7 +98,7 @@ def test_labels_that_cannot_be(labels, classes, message):
 )
 def test_damaged_files(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(MixMatchError) as error:
+    with pytest.raises(PrivacyError) as error:
         read_votes(tmp_path / name)
     assert "\n" not in str(error.value)
 
@@ -106,8 +107,11 @@ def test_files_that_are_not_votes(tmp_path):
     with pytest.raises(MixMatchError, match="does not exist"):
         read_votes(tmp_path / "none.npy")
     np.savez(tmp_path / "two.npz", a=COUNTS, b=COUNTS)
-    with pytest.raises(MixMatchError, match="2 arrays"):
+    with pytest.raises(MixMatchError, match=r"2 arrays \(a, b\), not one"):
         read_votes(tmp_path / "two.npz")
+    np.savez(tmp_path / "none.npz")
+    with pytest.raises(MixMatchError, match="0 arrays, not one"):
+        read_votes(tmp_path / "none.npz")
     np.save(tmp_path / "pickle.npy", np.array([[object()]]), allow_pickle=True)
     with pytest.raises(MixMatchError, match=r"cannot read .* it holds Python objects"):
         read_votes(tmp_path / "pickle.npy")

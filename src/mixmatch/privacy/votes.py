@@ -20,6 +20,7 @@ from mixmatch.data.user.arrays import load_arrays
 from mixmatch.data.user.columns import is_number
 from mixmatch.errors import MixMatchError
 from mixmatch.privacy.checks import PrivacyError, check_known
+from mixmatch.text import count
 
 Counts = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -195,9 +196,13 @@ def array_sha256(array: npt.NDArray[Any]) -> str:
 
 
 def _load_numpy(path: Path) -> npt.NDArray[Any]:
-    arrays = load_arrays(path)
+    try:
+        arrays = load_arrays(path)
+    except MixMatchError as error:
+        raise PrivacyError(str(error)) from None
     if len(arrays) != 1:
-        raise PrivacyError(f"{path}: it holds {len(arrays)} arrays ({', '.join(arrays)}), not one")
+        names = f" ({', '.join(arrays)})" if arrays else ""
+        raise PrivacyError(f"{path}: it holds {count(len(arrays), 'array')}{names}, not one")
     return next(iter(arrays.values()))
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from mixmatch.data.user.encoding import Encoding, fit_numbers, missing_values, refuse_infinite
 from mixmatch.data.user.rows import Finding, Part, UserData, class_order, match_labels, number_labels
 from mixmatch.errors import MixMatchError
-from mixmatch.storage import check_plain
+from mixmatch.storage import NotPlain, check_plain
 from mixmatch.text import count, listed
 
 Array = npt.NDArray[Any]
@@ -167,7 +167,8 @@ def load_arrays(path: Path) -> dict[str, Array]:
     except MixMatchError:
         raise
     except Exception as error:  # a damaged file makes zipfile, zlib and NumPy raise nearly everything
-        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # else a seek to nowhere
+        seek_to_nowhere = isinstance(error, OSError) and error.errno in (None, errno.EINVAL)
+        if isinstance(error, NotPlain) or (isinstance(error, OSError) and not seek_to_nowhere):
             reason = error.strerror or str(error)
         elif re.search("pickle|Python objects", str(error)) and _starts_with(path, b"\x93NUMPY", b"PK", b"\x80"):
             reason = "it holds Python objects, which could run anything when loaded; save plain numbers or text"
