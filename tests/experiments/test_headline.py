@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from mixmatch import plotting
 from mixmatch.errors import MixMatchError
 from mixmatch.experiments.headline import draw, headline, results_page, to_draw
 from mixmatch.settings import resolve
@@ -61,11 +62,16 @@ def test_the_page_opens_with_them() -> None:
     assert "![" not in results_page(RUNS)
 
 
-def test_the_figure(tmp_path: Path) -> None:
+def test_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {name: [run["seed"] for run in each.runs] for name, each in to_draw(RUNS).items()} == {
         "MixMatch": [1, 2], "FixMatch": [1],
     }  # fmt: skip
     draw(RUNS, tmp_path / "images" / "x.png")
+    fused = record("fixmatch", 1, [50.0, 9.0], steps=131_072, passes="fused")
+    drawn: list[tuple[float, str, str]] = []
+    monkeypatch.setattr(plotting, "name_line_ends", lambda axes, ends, **look: drawn.extend(ends))
+    draw([RUNS[0], fused], tmp_path / "y.png")
+    assert "FixMatch 9.00 %,\n131,072 steps, fused" in [text for _, text, _ in drawn]
     colors = {color for _, color in Image.open(tmp_path / "images" / "x.png").convert("RGB").getcolors(1_000_000) or []}
     assert (0x00, 0x79, 0x8C) in colors  # the second method's line
 

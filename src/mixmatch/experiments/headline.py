@@ -146,7 +146,7 @@ def draw(records: Sequence[Record], path: Path) -> None:
             times = [time for time, point in zip(minutes(run), run["curve"], strict=True) if point["step"]]
             axes.plot(times, points, color=color, linewidth=1.5 if len(each.runs) == 1 else 1.1, alpha=0.9)
         value = statistics.mean(each.values)
-        after = "" if each.complete else f",\n{each.steps:,} steps"
+        after = "" if each.complete else f",\n{each.steps:,} steps{', fused' if each.fused else ''}"
         ends.append((value, f"{name} {value:.2f} %{after}", color))
         if each.target is not None:
             axes.axhline(each.target.value, color=color, linewidth=1, linestyle=":")
