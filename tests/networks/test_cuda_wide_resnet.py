@@ -574,3 +574,4 @@ def test_lines_are_divided_among_as_many_programs_as_should_run(monkeypatch: pyt
     assert found(192) == (4, 8, 3, 8)
     assert found(4) == (4, 2, 3, 8)
     assert found(960, divisible=6) is None  # four images may be of two batches
+    assert found(960, size=96) is None  # a copy takes 2**n rows, not the 48 of a line

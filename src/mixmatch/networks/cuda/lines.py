@@ -25,9 +25,12 @@ def runs_on(device: torch.device) -> bool:
 
 @cache
 def _has_hopper(device: torch.device) -> bool:
-    if device.type != "cuda" or find_spec("triton.experimental.gluon.language.nvidia.hopper") is None:
+    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] != 9:
         return False
-    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 9
+    try:
+        return find_spec("triton.experimental.gluon.language.nvidia.hopper") is not None
+    except ModuleNotFoundError:  # a version of Triton without one of the packages above it
+        return False
 
 
 def suits(work: Work, in_channels: int, out_channels: int, pixels_per_row: int) -> bool:

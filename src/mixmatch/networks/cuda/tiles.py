@@ -91,9 +91,11 @@ def line_tile(
     work: Work, images: int, divisible: int, size: int, in_channels: int, out_channels: int, pixels_per_row: int
 ) -> LineTile | None:
     """The tile for a convolution line by line of so many images, whose images must divide `divisible`; None where the
-    other kernels are used, because they are faster or nobody has measured it."""
+    other kernels are used, because they are faster or nobody has measured it, or because the rows of a line are no
+    power of two, as the block of a copy must be."""
     found = TILES.get(key(work, "lines", 3, in_channels, out_channels, pixels_per_row))
-    if found is None or divisible % found[0]:
+    rows = size // pixels_per_row
+    if found is None or divisible % found[0] or rows & (rows - 1):
         return None
     together, programs, slots, warps = found
     lines = size
