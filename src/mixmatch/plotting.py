@@ -62,7 +62,7 @@ def span(axes: Any, low: float, high: float, log: bool) -> None:
 
 def name_line_ends(axes: Any, ends: Sequence[tuple[float, str, str]], gap: float, **look: Any) -> None:
     """Write each (height, text, color) to the right of the axes, whose limits are set already. A text is at least `gap`
-    of the axes' height above the one below it, or on a log scale `gap` times as high."""
+    of the axes' height above the one below it; on a log scale, at `gap` times the height of that one."""
     low, high = axes.get_ylim()
     place, log = -math.inf, axes.get_yscale() == "log"
     for end, text, color in sorted(ends):

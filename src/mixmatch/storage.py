@@ -101,7 +101,7 @@ def read_plain(path: Path, most: int, *, follow: bool = False) -> bytes:
 
 
 def digest(text: str) -> str:
-    """A short text that stands for a longer one."""
+    """The beginning of the hash of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

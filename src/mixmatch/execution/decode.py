@@ -15,7 +15,8 @@ from mixmatch.data.user.images import cores
 from mixmatch.data.user.shards import SHARD_SIZE, Order, Tally
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.children import end_with_parent
-from mixmatch.execution.ray_data import Place, over_cluster
+from mixmatch.execution.ray import Place
+from mixmatch.execution.ray_data import over_cluster
 
 
 class Sharded(NamedTuple):

@@ -139,23 +139,23 @@ def _knock(address: str) -> None:
 
 def share_of(ray: Any, devices: set[str]) -> Place:
     """What a task needs. Jobs that do not name a device use GPUs if the cluster has any."""
-    gpu = with_gpu(ray)
+    gpu = gpu_place(ray)
     if any(name.startswith("cuda") for name in devices) or (gpu and devices == {"auto"}):
         return gpu or Place("cuda", 1, 0)
-    cores = [int(node.get("CPU", 0)) for node in _nodes(ray)]
+    cores = [int(node.get("CPU", 0)) for node in nodes(ray)]
     # Ray would have one thread per process. Here it is as many as without Ray, and a run's bits are the same.
     threads = max(1, min(torch.get_num_threads(), max(cores)))
     return Place("cpu", threads, sum(count // threads for count in cores))
 
 
-def with_gpu(ray: Any) -> Place | None:
+def gpu_place(ray: Any) -> Place | None:
     """A GPU and its part of its node's cores; None if the cluster has no GPU."""
-    gpus = [(int(node["GPU"]), int(node.get("CPU", 1))) for node in _nodes(ray) if node.get("GPU", 0) >= 1]
+    gpus = [(int(node["GPU"]), int(node.get("CPU", 1))) for node in nodes(ray) if node.get("GPU", 0) >= 1]
     cores = [cores // count for count, cores in gpus]
     return Place("cuda", max(1, min(cores)), sum(count for count, _ in gpus)) if gpus else None
 
 
-def _nodes(ray: Any) -> list[dict[str, float]]:
+def nodes(ray: Any) -> list[dict[str, float]]:
     """What each node of the cluster has."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 

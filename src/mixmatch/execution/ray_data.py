@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mixmatch.errors import MixMatchError, not_installed
-from mixmatch.execution.ray import Place as Place
-from mixmatch.execution.ray import connect, with_gpu
+from mixmatch.execution.ray import Place, connect, gpu_place, nodes
 
 BLOCKS = 10_000
 """At most so many blocks, into which Ray Data divides the list: each is done by one process."""
@@ -80,9 +79,9 @@ class Worker:
 def place_of(ray: Any, device: str) -> Place:
     """What a process needs: a GPU and its part of the node's cores, or one core. (Threads of PyTorch that wait for each
     other take two to three times the processor time on a busy machine.)"""
-    gpu = with_gpu(ray)
+    gpu = gpu_place(ray)
     if device.startswith("cuda") or (gpu and device == "auto"):
         if not gpu:
             raise MixMatchError(f"device={device}: the cluster has no GPU")
         return gpu
-    return Place("cpu", 1, sum(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]))
+    return Place("cpu", 1, sum(int(node.get("CPU", 0)) for node in nodes(ray)))

@@ -32,7 +32,8 @@ from mixmatch.classifier import Classifier, load_run
 from mixmatch.data.user.images import quiet_pillow
 from mixmatch.data.user.listing import find_images, is_address
 from mixmatch.errors import MixMatchError
-from mixmatch.execution.ray_data import Place, over_cluster
+from mixmatch.execution.ray import Place
+from mixmatch.execution.ray_data import over_cluster
 from mixmatch.predict.files import Failure, Progress, Row, holds_rows, image_shape, predict_images
 from mixmatch.predict.formats import Format, check_parquet, write
 from mixmatch.predict.store import Store

@@ -94,7 +94,9 @@ class Forward:
     ) -> tuple[list[Tensor], list[Tensor]] | None:
         """What `methods.base.targets_and_logits` gives, at once by kernels; None where they cannot. If `joint`, they
         leave out the gradients that reach the targets through batch norm's statistics."""
-        if not self._can_fuse(targets, learned) or (joint and not self._can_fuse([torch.cat([*learned, *targets])])):
+        if self.shape is None or not self._can_fuse(targets, learned):
+            return None
+        if joint and not cuda.fits(self.shape, [sum(map(len, [*learned, *targets]))]):
             return None
         return self._fused(learned, "live", "update", targets, "live" if joint else weights, with_heads, joint)
 

@@ -279,8 +279,8 @@ class RunFolder:
         model = self.model if name != self.model.name and self.model.is_file() else None
         again, anew = "start again in another folder with out=", None
         with suppress(OSError):
-            for newest in checkpoint.list_checkpoints(self.checkpoints)[:1]:
-                anew = f"resume=True with checkpoint={newest.name} writes it anew"
+            if found := checkpoint.list_checkpoints(self.checkpoints):
+                anew = f"resume=True with checkpoint={found[0].name} writes it anew"
         alone = f"the model still works on its own, give {model} in place of the folder"
         if name == self.model.name:
             return anew or again

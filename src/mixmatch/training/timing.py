@@ -94,7 +94,7 @@ class Cost:
     baseline: float | None = None
     """A step of the baseline as a share of one of the method."""
     folds: int = 0
-    """Models that cross-validation trains of each, in the place of the baseline."""
+    """Of cross-validation: for each, the method and the baseline are trained once more, and no other baseline is."""
     embedding: float = 0.0
     """Seconds to compute the features of all images, if it learns from those."""
 
