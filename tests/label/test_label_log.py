@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from mixmatch.data.user.tree import Entry
 from mixmatch.label.book import Book, Change, Refused
 from mixmatch.label.events import all_usual, check_event
-from mixmatch.label.log import ASIDE, NAME, DiskFull, Log
+from mixmatch.label.log import ASIDE, MOST, NAME, DiskFull, Log
 from mixmatch.label.state import State
 
 FILES = [f"{i}.jpg" for i in range(6)]
@@ -346,6 +346,78 @@ def test_a_damaged_line_stops_nothing(tmp_path: Path) -> None:
     again.close()
     book_of(tmp_path).close()
     assert (again.home / ASIDE).stat().st_size == size, "set aside once"
+
+
+def test_an_import_is_read_again(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    for id in ("import-01", "import-02"):
+        book.import_labels("ann", id, [(FILES[0], "cat"), (FILES[1], "dog")], [FILES[1]])
+    seq, before = book.state.seq, shown(book.state)
+    book.close()
+    again = book_of(tmp_path)
+    assert again.log.notes == []
+    assert (again.state.seq, shown(again.state)) == (seq, before)
+    again.close()
+
+
+def test_an_import_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    book.import_labels("ann", "import-01", [(FILES[0], "cat")], [])
+    line = {"seq": book.state.seq + 1, "t": 1.0, "kind": "import", "who": "ann", "id": "import-02"}
+    book.log.append([line | {"labeled": 1, "same": 0, "conflicts": 3}])
+    book.close()
+    again = book_of(tmp_path)
+    assert (again.log.notes, again.state.seq) == ([], line["seq"])
+    assert again.label("bob", [Change("import-02", FILES[:1], "cat", [None])]) == []
+    again.close()
+
+
+def test_the_number_of_a_line_that_was_set_aside_is_not_given_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = book_of(tmp_path)
+    book.close()
+    with book.log.path.open("ab") as file:
+        file.write(b'{"seq":7,"t":1,"kind":"label","who":"ann","label":5}\n')
+    again = book_of(tmp_path)
+    again.act("ann", "class-add-1", "add", {"name": "cat"})
+    assert again.state.seq == 8
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda handle, data: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(DiskFull):
+            again.label("ann", [change("1", FILES[:1], "cat")])
+    assert again.state.seq == 8
+    again.close()
+
+
+@pytest.mark.parametrize("seq", [2**53 - 3, 2**40, MOST + 2, MOST + 3])
+def test_no_number_of_a_line_takes_the_room_of_those_that_follow(tmp_path: Path, seq: int) -> None:
+    """What is answered as saved is read back, wherever a line from elsewhere made the numbers go on."""
+    book = book_of(tmp_path)
+    book.act("ann", "class-add-1", "add", {"name": "cat"})
+    book.close()
+    with book.log.path.open("ab") as file:
+        file.write(b'{"seq":%d,"t":1,"kind":"begin","who":""}\n' % seq)
+    for n in range(4):
+        book = book_of(tmp_path)
+        book.label("ann", [change(str(n), FILES[n : n + 1], "cat")])
+        book.close()
+    again = book_of(tmp_path)
+    assert labels(again) == dict.fromkeys(FILES[:4], "cat")
+    assert (again.state.seq == 6) == (seq > MOST + 3)
+    again.close()
+
+
+def test_a_log_that_went_through_an_editor_is_read(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    book.act("ann", "class-add-1", "add", {"name": "cat"})
+    book.label("ann", [change("1", FILES[:1], "cat")])
+    book.close()
+    lines = book.log.path.read_text().splitlines()
+    book.log.path.write_bytes("\r\n".join(["\ufeff" + lines[0], *(f" {line}\t" for line in lines[1:]), ""]).encode())
+    again = book_of(tmp_path)
+    assert (again.log.notes, again.is_new, labels(again)) == ([], False, {FILES[0]: "cat"})
+    again.close()
 
 
 def test_a_full_disk_loses_nothing_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,9 +57,15 @@ class Book:
         """Called with files whose marks changed, while the lock is held."""
         self.log = Log(home)
         self.listing: Listing = load_listing(home)
+        self._read()
+        self.log.copy_daily(self.clock())
+
+    def _read(self) -> None:
+        """The state as the log says it. The number of a line that was set aside is not given again: a page may have
+        seen it."""
         self.state = State()
         self.log.read(self._replay)
-        self.log.copy_daily(self.clock())
+        self.state.seq = max(self.state.seq, self.log.last)
 
     def _replay(self, event: Event) -> None:
         if (named := event.get("files")) is not None:  # one text per file, not one per event about it
@@ -168,7 +174,7 @@ class Book:
                     counts["conflicts"] += len(conflicts_of(event))
             if new := sorted(set(tests) - state.tests - state.exam.keys()):
                 self._add(events, self._event("test", who, files=new))
-            self._add(events, self._event("import", who, id, **counts))
+            self._add(events, self._event("import", who, id, counts=counts))
             self._commit(events, applied=True)
             return counts
 
@@ -361,8 +367,7 @@ class Book:
 
     def _reread(self) -> None:
         touched = list(self.state.marks)
-        self.state = State()
-        self.log.read(self.state.apply)
+        self._read()
         self.changed([*touched, *self.state.marks])
 
     def close(self) -> None:

@@ -66,7 +66,12 @@ def list_of(kinds: frozenset[type]) -> Callable[[object], bool]:
 
 
 def _conflicts(value: object) -> bool:
-    return value is None or (type(value) is dict and fits(value) and len(value["files"]) == len(value["seen"]))
+    """Those of a label. In the imports of earlier versions, their number."""
+    return (
+        value is None
+        or whole(value)
+        or (type(value) is dict and fits(value) and len(value["files"]) == len(value["seen"]))
+    )
 
 
 def _action(value: object) -> bool:
@@ -151,6 +156,8 @@ def check_event(event: Mapping[str, Any]) -> None:
             raise ValueError("two lists are not of one length")
     elif kind == "label":
         event["t"], event["who"], event["source"], event["label"], event["files"]
+        if type(event.get("conflicts")) is int:
+            raise ValueError("conflicts must be named")
     elif kind == "class":
         event["who"], event["names" if event["do"] == "order" else "name"]
         if type(event.get("to", "")) is not str:

@@ -31,7 +31,8 @@ ASIDE = "set-aside.txt"
 """Beside the log: lines that could not be read, so that nothing is thrown away."""
 COPIES = "copies"
 MOST = 2**30
-"""Bytes of a log that is read: some millions of labels."""
+"""Bytes of a log that is read: some millions of labels. So it never has more lines, and no event's number is further
+ahead of its line: what is read back, whoever wrote it, leaves room for all numbers that follow."""
 TOGETHER = 50
 """Lines that are looked at at once: few enough that what they hold is still at hand when it is used."""
 DAYS = 7
@@ -49,6 +50,8 @@ class Log:
         self.path, self.folder = folder / NAME, folder
         self.notes: list[str] = []
         """What was found damaged, one line each."""
+        self.last = 0
+        """The highest number of an event, also of one that could not be used."""
         self._copied = ""
         with explaining(f"cannot write the labels to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -87,8 +90,10 @@ class Log:
             checked = all_usual(events)
             for number, (line, event) in enumerate(zip(piece, events, strict=True), start + 1):
                 try:
-                    if event is None:
+                    if event is None or event["seq"] > number + MOST:
                         raise ValueError
+                    if event["seq"] > self.last:
+                        self.last = event["seq"]
                     if not checked:
                         check_event(event)
                     apply(event)
@@ -194,13 +199,15 @@ class Log:
             ) from None
 
 
-_parse = json.JSONDecoder().raw_decode  # what json.loads calls, without looking for blanks and encodings first
+_parse = json.JSONDecoder().raw_decode  # what json.loads calls, without looking for blanks first
 
 
 def _event(line: bytes) -> Event | None:
     """What a line says, None if it is no event."""
     try:
         text = line.decode()
+        if not (text.startswith("{") and text.endswith("}")):  # an editor leaves blanks, and a mark where a file begins
+            text = text.removeprefix("\ufeff").strip()
         event, end = _parse(text)
     except (ValueError, RecursionError):
         return None

@@ -184,7 +184,7 @@ class State:
         if (seq := event["seq"]) > self.seq:
             self.seq = seq
         if (id := event.get("id")) is not None:
-            self.answered[id] = event if event.get("conflicts") else None
+            self.answered[id] = event if kind == "label" and event.get("conflicts") else None
         self.recent.append((seq, changed))
         if kind != "content":
             self.changed_at = self.seq
