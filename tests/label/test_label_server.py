@@ -412,6 +412,30 @@ def test_a_training_that_is_killed_says_so(tmp_path: Path) -> None:
     assert program.last_words() == "it was ended from outside (Killed), as where memory runs out"
 
 
+def test_a_page_that_knows_more_than_the_log_reads_everything_again(photos: Path) -> None:
+    """The log was put back from a copy: numbers that the page has seen mean something else, or nothing yet."""
+    desk = opened(photos)
+    client = client_of(desk)
+    kept = desk.book.log.path.read_bytes()
+    label(client, "label-001", [2, 3], "cat")
+    known = client.get("/api/state").json()["seq"]
+    columns = client.get("/api/images")
+    desk.close()
+    desk.book.log.path.write_bytes(kept)
+    desk = opened(photos)
+    client = client_of(desk)
+    assert client.get("/api/state").json()["seq"] == known - 1
+    body = client.get(f"/api/changes?since={known}").json()
+    assert (body["reset"], body["counts"]["labeled"]) == (True, 2)
+    change = {"id": "label-002", "n": [4], "label": "dog", "before": None}
+    body = post(client, "labels", changes=[change], since=known).json()
+    assert (body["seq"], body["saved"], body["reset"]) == (known, ["label-002"], True), "the same number by now"
+    now = client.get("/api/images", headers={"If-None-Match": columns.headers["etag"]})
+    assert (now.status_code, now.json()["label"][2:5]) == (200, [-1, -1, DOG])
+    assert not client.get(f"/api/changes?since={known}").json()["reset"]
+    desk.close()
+
+
 def test_new_files_are_found_when_asked_for(client: TestClient, desk: Desk, photos: Path) -> None:
     Image.new("RGB", (8, 8)).save(photos / "unlabeled" / "new.png")
     desk._scanned.clear()

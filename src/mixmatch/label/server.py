@@ -144,9 +144,9 @@ class Api:
             with self.book.lock if changes else nullcontext():
                 if asked.get("listing", self.book.listing.id) != self.book.listing.id:
                     raise Elsewhere("the list of pictures is another one now")
-                since = whole_number(asked, "since", self.book.state.seq)
+                since = whole_number(asked, "since", seq := self.book.state.seq)
                 body = handler(who, asked)
-                body = self.view.changes(who, since) | body if changes else body
+                body = self.view.changes(who, since if since <= seq else None) | body if changes else body
             return as_json(request, body, 409 if body.get("conflicts") else 200)
 
         return route

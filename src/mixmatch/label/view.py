@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +63,7 @@ class View:
         self._guess = np.full(0, -1, np.int16)
         self._sure = np.zeros(0, np.int16)
         self._names: tuple[int, list[str]] = (0, [])
+        self._server = uuid4().hex[:8]
         book.changed = self.refresh
         self.rebuild()
 
@@ -198,9 +200,10 @@ class View:
         return body
 
     def etag(self, first: int) -> str:
-        """Changes with whatever `images` would answer."""
-        seq, unreadable = self.book.state.seq, int((self._flags & UNREADABLE).sum())
-        return f'"{self.generation}:{seq}:{first}:{len(self.book.listing)}:{unreadable}:{int(self.scanning)}"'
+        """Changes with whatever `images` would answer. Another server's may be of another log."""
+        found, unreadable = len(self.book.listing), int((self._flags & UNREADABLE).sum())
+        shown = f"{self.generation}:{self.book.state.seq}:{first}:{found}:{unreadable}:{int(self.scanning)}"
+        return f'"{self._server}:{shown}"'
 
     def state(self, who: str) -> Body:
         self.grow()
@@ -230,9 +233,10 @@ class View:
             "notes": [{"key": key, "text": text} for key, text in self.notes.items()],
         }
 
-    def changes(self, who: str, since: int) -> Body:
-        """The state, and the pictures that changed after an event."""
-        files = self.book.state.changed_since(since)
+    def changes(self, who: str, since: int | None) -> Body:
+        """The state, and the pictures that changed after an event. A page that knows events which the log does not
+        have (it was put back from a copy) reads everything again."""
+        files = None if since is None else self.book.state.changed_since(since)
         reset = files is None or len(files) > MOST_CHANGES
         numbers = sorted(self.book.listing.numbers.get(file, -1) for file in (files or ()) if not reset)
         body = self.state(who) | {"reset": reset}
