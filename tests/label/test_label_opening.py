@@ -124,6 +124,30 @@ def test_what_cannot_be_believed_is_not_shown(photos: Path, what: str, monkeypat
     assert FirstPage.take(home, TOKEN) is None
 
 
+@pytest.mark.parametrize(
+    "path", ["nothing.js", "sub/app.js", "", "%00", "..%2f..%2f..%2fetc%2fpasswd", "//etc/passwd", "index.html/"]
+)
+def test_no_other_file_is_there_before_anything_is_read(photos: Path, path: str) -> None:
+    home, _ = labeled(photos)
+    answer = client_at(Opening(home, FirstPage.take(home, TOKEN))).get(f"/static/{path}")
+    assert (answer.status_code, answer.json()) == (404, {"error": "there is no such file"})
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+
+
+def test_what_waits_for_the_log_is_told_when_the_server_stops(photos: Path) -> None:
+    home, _ = labeled(photos)
+    app, answers = Opening(home, FirstPage.take(home, TOKEN)), list[int]()
+    client = client_at(app)
+    held = threading.Thread(
+        target=lambda: answers.append(client.post("/api/undo", json={"id": "undo-0001"}).status_code), daemon=True
+    )
+    held.start()
+    assert app.wanted.wait(10)
+    app.stopping = lambda: True
+    held.join(10)
+    assert answers == [503]
+
+
 def test_a_page_is_told_when_the_labels_cannot_be_read(photos: Path) -> None:
     home, _ = labeled(photos)
     app = Opening(home, None)

@@ -201,6 +201,11 @@ def test_a_body_without_a_length_is_read_no_further_than_the_limit(desk: Desk) -
     assert answers[0]["status"] == 413
     assert sent <= BODY + (2 << 20)
 
+    async def leave() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    asyncio.run(Guard(make_app(desk), token=TOKEN, port=PORT)(scope, leave, send))  # a page that was closed is no bug
+
 
 @pytest.mark.parametrize(
     "content",

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from mixmatch.errors import MixMatchError
@@ -58,6 +58,8 @@ async def read_json(request: Request, limit: int) -> Body:
                     raise HTTPException(413, f"a request has at most {limit >> 20} MB")
     except TimeoutError:
         raise HTTPException(408, "the request took too long to arrive") from None
+    except ClientDisconnect:  # a page that was closed: nobody reads this
+        raise HTTPException(400, "the request was broken off") from None
     try:
         asked: Any = await run_in_threadpool(json.loads, bytes(content))
     except (ValueError, RecursionError):

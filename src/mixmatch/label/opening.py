@@ -13,16 +13,18 @@ import gzip
 import hmac
 import json
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mixmatch import __version__
-from mixmatch.label.answers import as_json, jpeg_headers, who_is
+from mixmatch.label.answers import as_json, http_error, jpeg_headers, who_is
 from mixmatch.label.body import Body
 from mixmatch.label.log import NAME as LOG
 from mixmatch.label.page import serve_static
@@ -92,25 +94,35 @@ class Opening:
         self.wanted = threading.Event()
         """Something was asked for that only the real one can answer."""
         self.failed = False
+        self.stopping: Callable[[], bool] = lambda: False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = None if self.app is not None else self._answer(Request(scope))
-        if answer is None and self.app is None:
-            self.wanted.set()
-            while self.app is None and not self.failed:
-                await asyncio.sleep(0.005)
-            if self.failed:
-                answer = JSONResponse({"error": "the labels could not be read: see the terminal"}, 500)
-        target = answer or self.app
-        assert target is not None
+        target = self.app or self._early(Request(scope)) or await self._late()
         await target(scope, receive, send)
+
+    async def _late(self) -> ASGIApp:
+        """The real application once it is there; or why it will not be."""
+        self.wanted.set()
+        while self.app is None:
+            if self.failed:
+                return JSONResponse({"error": "the labels could not be read: see the terminal"}, 500)
+            if self.stopping():
+                return JSONResponse({"error": "the server is being stopped"}, 503)
+            await asyncio.sleep(0.005)
+        return self.app
+
+    def _early(self, request: Request) -> Response | None:
+        try:
+            return self._answer(request)
+        except HTTPException as error:
+            return http_error(request, error)
 
     def _answer(self, request: Request) -> Response | None:
         path, first = request.url.path, self.first
         if first is None or request.method != "GET":
             return None
         if path == "/" or path.startswith("/static/"):
-            return serve_static(request, path.rpartition("/")[2] or "index.html")
+            return serve_static(request, "index.html" if path == "/" else path.removeprefix("/static/"))
         if path.startswith("/thumb/") and (key := first.keys.get(path.removeprefix("/thumb/"))) is not None:
             jpeg = read_kept(self.home / THUMBNAILS, key, THUMB)
             headers = jpeg_headers(key, THUMB, fresh=request.query_params.get("v") == first.version)

@@ -75,6 +75,7 @@ def serve(
                 replace_durably(home / RECORD, json.dumps(content).encode(), PRIVATE)
             opening = Opening(home, FirstPage.take(home, token))
             server = _server(opening, host, port, token)
+            opening.stopping = lambda: server.should_exit
             reader = _Reader((folder, home, clean_name(_user()) or "me", choice), opening, server, say)
             if opening.first is None:
                 reader.read()
