@@ -19,14 +19,14 @@ def main() -> None:
         if sys.argv[1:2] == ["label"]:
             from mixmatch.label.start import plain_folder, start
 
-            if (plain := plain_folder(sys.argv[1:])) is not None:
-                folder, browser = plain
-                stop_as_usual()
-                try:
+            try:
+                if (plain := plain_folder(sys.argv[1:])) is not None:
+                    folder, browser = plain
+                    stop_as_usual()
                     start(folder, browser=browser)
                     return
-                except BaseException as error:  # also Ctrl-C: told as the errors of all commands are
-                    failed = error
+            except BaseException as error:  # also Ctrl-C: told as the errors of all commands are
+                failed = error
         from mixmatch.cli import main as run
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

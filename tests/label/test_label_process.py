@@ -216,6 +216,18 @@ def test_pictures_are_compared_by_the_features_the_user_chose(digits: Path) -> N
     assert (refused.returncode, refused.stderr) == (2, "error: --weights is for --features timm:NAME: leave it out\n")
 
 
+def test_what_keeps_it_from_starting_is_one_line(tmp_path: Path) -> None:
+    record = tmp_path / ".mixmatch-labels" / "server.json"
+    record.mkdir(parents=True)
+    for folder, reason in {
+        "~nobody-of-this-name/x": "a path begins with ~ and the name of nobody here: write it in full",
+        str(tmp_path): f"cannot write {record}: Is a directory; mend that, then start again",
+    }.items():
+        command = [sys.executable, "-m", "mixmatch", "label", folder, "--no-browser"]
+        refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (refused.returncode, refused.stderr) == (2, f"error: {reason}\n")
+
+
 def test_answers_do_not_wait_for_their_last_part() -> None:
     """asyncio turns Nagle's algorithm off only where the protocol is named; else each answer takes 40 ms more."""
     with listening("127.0.0.1", None, None) as (sock, port):

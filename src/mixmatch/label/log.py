@@ -63,12 +63,14 @@ class Log:
     def read(self, apply: Callable[[Event], object]) -> None:
         """Hand every event to `apply`, in order. A line that is not an event, or that `apply` cannot use (it raises
         ValueError, KeyError or TypeError), is set aside."""
-        content = self.content()
+        with explaining(f"cannot read the labels in {self.path}"):
+            content = self.content()
         whole = content.rfind(b"\n") + 1
         if torn := content[whole:]:
             self._set_aside([torn])
-            os.ftruncate(self._handle, whole)
-            os.fsync(self._handle)
+            with explaining(f"cannot cut off the torn last line of {self.path}"):
+                os.ftruncate(self._handle, whole)
+                os.fsync(self._handle)
             self._note(f"the last line of {self.path} was torn (a crash while it was written) and has been cut off")
         damaged: list[tuple[int, bytes]] = []
         collecting = gc.isenabled()

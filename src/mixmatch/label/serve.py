@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, explaining
 from mixmatch.label.answers import clean_name
 from mixmatch.label.choice import RUN, Choice
 from mixmatch.label.home import RECORD, check_links, home_of, locked, read_record, token_at
@@ -72,7 +72,8 @@ def serve(
             address = f"http://{_named(host)}:{port}/?token={token}"
             content = {"address": address, "port": port, "token": token, "place": place}
             if content != record:
-                replace_durably(home / RECORD, json.dumps(content).encode(), PRIVATE)
+                with explaining(f"cannot write {home / RECORD}", "mend that, then start again"):
+                    replace_durably(home / RECORD, json.dumps(content).encode(), PRIVATE)
             opening = Opening(home, FirstPage.take(home, token))
             server = _server(opening, host, port, token)
             opening.stopping = lambda: server.should_exit
