@@ -277,6 +277,35 @@ def test_a_late_list_takes_no_label_away(tmp_path: Path, serve: Open, visit: Ope
     assert list(server.labels().values()) == ["a", "b"]
 
 
+def test_a_page_that_was_shown_more_than_the_log_has(tmp_path: Path, serve: Open, visit: Open) -> None:
+    """The server counts from less than what the page has seen: the page takes that for what holds."""
+    server = serve(digits(tmp_path / "photos", 3))
+    watched = visit(server.address)
+    page = watched.page
+    name_classes(page, "a", "b")
+
+    def ahead(route: Any) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json=answer.json() | {"seq": 40})
+
+    page.route("**/api/state", ahead)
+    page.route("**/api/images?from=0", ahead, times=1)
+    page.route("**/api/changes**", lambda route: route.abort())  # the first answer is that to a label
+    page.reload()
+    page.locator("#filter").select_option("all")
+    page.locator("#grid-0").wait_for()
+    name = current(page)
+    page.locator("#grid").press("1")
+    saved_as = page.locator(f"#grid [aria-label='{name}, a']")
+    saved_as.wait_for()
+    page.locator("#undo[title='Undo: 1 labeled a (Ctrl+Z)']").wait_for()  # the server has it
+    page.unroute("**/api/changes**")
+    saved(page)
+    assert saved_as.count() == shown(page) == 1
+    watched.check("ERR_FAILED")
+    assert server.labels() == {name: "a"}
+
+
 def test_a_full_disk(tmp_path: Path, serve: Open, visit: Open) -> None:
     server = serve(digits(tmp_path / "photos", 2))
     watched = visit(server.address)

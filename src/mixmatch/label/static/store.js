@@ -97,7 +97,7 @@ export class Store {
       const newer = this.meanwhile.filter((body) => body.seq > images.seq);
       for (const body of newer) this.put(body.pictures);
       if (newer.some((body) => body.reset)) this.images = null; // the next poll fetches all of it again
-      this.seq = Math.max(this.seq, images.seq);
+      this.seq = Math.max(images.seq, ...newer.map((body) => body.seq));
       this.tell();
       return true;
     } catch {
@@ -108,16 +108,18 @@ export class Store {
     }
   }
 
-  // Take in an answer of /api/changes or of a POST. An older answer that arrives late is ignored.
+  // Take in an answer of /api/changes or of a POST. An older answer that arrives late is ignored. Where the pictures are
+  // others than this page's, all is read anew, also from a log that has less in it than this page was shown.
   absorb(body) {
     if (body.listing !== this.listing) return void this.moved();
-    if (body.seq < this.seq) return;
+    const anew = !this.growing && (body.reset || body.images !== this.images);
+    if (body.seq < this.seq && !anew) return;
     this.put(body.pictures);
     this.meanwhile?.push(body);
     this.state = body;
     this.seq = body.seq;
     this.version = body.version ?? this.version;
-    if (!this.growing && (body.reset || body.images !== this.images)) this.reload();
+    if (anew) this.reload();
     this.tell();
   }
 
