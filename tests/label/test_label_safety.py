@@ -19,7 +19,7 @@ from mixmatch.errors import MixMatchError
 from mixmatch.label.answers import BODY
 from mixmatch.label.course import checked_about
 from mixmatch.label.desk import Desk
-from mixmatch.label.home import home_of, locked, token_at
+from mixmatch.label.home import home_of, locked, note_of, token_at
 from mixmatch.label.listing import load_listing
 from mixmatch.label.program import Program
 from mixmatch.label.safety import Guard
@@ -341,6 +341,38 @@ def test_another_name_of_a_file_is_not_written_to(photos: Path, tmp_path: Path, 
         desk.close()
     assert outside.read_text() == "a line\nno newline at the end"
     assert "ostrich" in (home / "log.jsonl").read_text()
+
+
+def test_labels_stay_where_they_were_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that can be written to no more, or only now, must not look as if its labels were lost."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    beside = folder / ".mixmatch-labels"
+
+    def read_only(path: Path) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mixmatch.label.home.temporary", read_only)
+        patch.setattr(os, "access", lambda path, mode: False)
+        apart = home_of(folder)
+        assert apart.is_relative_to(tmp_path / "data")
+        assert note_of(folder, apart) == f"{folder} cannot be written to: labels are kept in {apart}"
+    assert home_of(folder) == beside, "there were none yet"
+    assert note_of(folder, beside) is None
+    apart.mkdir(parents=True)
+    (apart / "log.jsonl").touch()
+    assert home_of(folder) == apart
+    assert not beside.exists()
+    assert f"labels are kept in {apart}, where they were begun; " in str(note_of(folder, apart))
+    beside.mkdir()
+    (beside / "log.jsonl").touch()
+    assert home_of(folder) == beside
+    assert f"other labels of this folder in {apart}: " in str(note_of(folder, beside))
+    monkeypatch.setattr("mixmatch.label.home.temporary", read_only)
+    with pytest.raises(MixMatchError, match=r"which cannot be written to \(Permission denied\): make it writable"):
+        home_of(folder)
 
 
 def test_a_token_that_came_with_the_folder_is_not_taken_over() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mixmatch.errors import MixMatchError, explaining
+from mixmatch.label.log import NAME as LOG
 from mixmatch.storage import digest, open_own, read_json, refuse_link, temporary, try_lock
 
 HIDDEN = ".mixmatch-labels"
@@ -34,15 +35,52 @@ class AlreadyServed(MixMatchError):
 
 def home_of(root: Path) -> Path:
     """`FOLDER/.mixmatch-labels`, or where the folder cannot be written to, a place under the user's own data. (Not the
-    user's cache: caches are deleted, labels must not be.)"""
-    beside = root / HIDDEN
+    user's cache: caches are deleted, labels must not be.) Labels that are in one of the two stay there."""
+    beside, apart = root / HIDDEN, _apart(root)
     _refuse_links(beside)
-    with suppress(OSError):
+    try:
         with temporary(beside / "probe") as probe:
             probe.touch()
+    except OSError as error:
+        if not _has_labels(beside):
+            return apart
+        raise MixMatchError(
+            f"there are labels in {beside}, which cannot be written to ({error.strerror or error}): make it writable "
+            "(its owner, its permissions, room on its disk), then start again"
+        ) from None
+    if _has_labels(beside) or not _has_labels(apart):
         return beside
+    with suppress(OSError):
+        beside.rmdir()
+    return apart
+
+
+def note_of(root: Path, home: Path) -> str | None:
+    """What to say of where the labels are kept, if that is not where one would look for them."""
+    beside, apart = root / HIDDEN, _apart(root)
+    if home == apart:
+        if not os.access(root, os.W_OK):
+            return f"{root} cannot be written to: labels are kept in {home}"
+        move = f"to keep them with the pictures, stop, then move that folder to {beside}"
+        return f"labels are kept in {home}, where they were begun; {move}"
+    if _has_labels(apart):
+        return f"there are other labels of this folder in {apart}: import its labels.csv to have both, then remove it"
+    return None
+
+
+def _apart(root: Path) -> Path:
     data = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser()
     return data / "mixmatch" / "labels" / digest(str(root.resolve()))
+
+
+def _has_labels(home: Path) -> bool:
+    try:
+        (home / LOG).lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # it cannot be looked into: there may be
+        return os.path.lexists(home)
+    return True
 
 
 def check_links(home: Path) -> None:

@@ -20,7 +20,7 @@ import uvicorn
 from mixmatch.errors import MixMatchError, explaining
 from mixmatch.label.answers import clean_name
 from mixmatch.label.choice import RUN, Choice
-from mixmatch.label.home import RECORD, check_links, home_of, locked, read_record, token_at
+from mixmatch.label.home import RECORD, check_links, home_of, locked, note_of, read_record, token_at
 from mixmatch.label.opening import FirstPage, Opening
 from mixmatch.label.safety import Guard
 from mixmatch.storage import PRIVATE, replace_durably
@@ -216,8 +216,8 @@ def _announce(folder: Path, home: Path, address: str, host: str, say: Say) -> No
             f"WARNING: listening on {host}: everyone on the network who has the address below, with its token, can see "
             "the pictures and change labels, and the connection is not encrypted"
         )
-    if home.parent != folder:
-        say(f"{folder} cannot be written to: labels are kept in {home}")
+    if (note := note_of(folder, home)) is not None:
+        say(note)
     say(f"label {folder} at {address}")
     say("Ctrl-C stops; every label is saved when it is given")
 
