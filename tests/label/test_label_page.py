@@ -426,6 +426,30 @@ def test_exam_training_and_guesses(tmp_path: Path, serve: Open, visit: Open) -> 
     assert server.labels() == expected | dict.fromkeys(names, guessed)
 
 
+def test_each_tab_has_its_own_panel(tmp_path: Path, serve: Open, visit: Open) -> None:
+    """What stands above the pictures acts on them: it goes with them."""
+    server = serve(digits(tmp_path / "photos", 12))
+    watched = visit(server.address)
+    page = watched.page
+    name_classes(page, "a", "b")
+    page.locator("#say-exam").wait_for()
+    page.keyboard.press("2")
+    saved(page)
+    suspect = {"n": 0, "instead": "a", "why": "its neighbors are a"}
+    group = {"class": "a", "id": 0, "total": 2, "n": [2, 4], "sure": [990, 980]}
+    found = {"items": [suspect], "copies": [], "why": "", "ready": True}
+    page.route("**/api/suspects", lambda route: route.fulfill(json=found))
+    page.route("**/api/groups**", lambda route: route.fulfill(json={"run": "one", "least": 0.9, "groups": [group]}))
+    for tab, act in (("check", "Change to a"), ("guesses", "Confirm 2 as a")):
+        page.locator(f"#tab-{tab}").click()
+        page.locator(".banners button", has_text=act).wait_for()
+        page.locator("#tab-label").click()
+        page.locator("#say-exam").wait_for()
+        assert page.locator(".banners > *").count() == 1
+    watched.check()
+    assert list(server.labels().values()) == ["b"]
+
+
 def test_classes_and_exchange(tmp_path: Path, serve: Open, visit: Open) -> None:
     """Classes are renamed, merged, hidden and given keys without losing a label; labels go out and come in as files."""
     server = serve(digits(tmp_path / "photos", 3))

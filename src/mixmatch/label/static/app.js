@@ -25,6 +25,7 @@ let fresh = []; // conflicts of this tab that nobody has looked at
 const tab = {
   current: "label",
   open(name, filter) {
+    if (name !== this.current) $(".banners").replaceChildren(); // its buttons are for the pictures below it
     this.current = name;
     for (const each of NAMES) {
       $(`#tab-${each}`).setAttribute("aria-selected", String(each === name));

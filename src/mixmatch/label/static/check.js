@@ -41,7 +41,6 @@ export class CheckView {
 
   async open() {
     $(".tools").replaceChildren(this.chips);
-    $(".banners").replaceChildren();
     this.kept = new Set(JSON.parse(localStorage.getItem(this.place) ?? "[]"));
     await this.load();
   }
@@ -105,6 +104,7 @@ export class CheckView {
   selected() {
     const { grid } = this.bench;
     const { store } = this;
+    if (this.tab.current !== "check") return; // the next tab's pictures are on their way
     if (!grid.items.length) return void $(".banners").replaceChildren();
     if (!this.panel.isConnected) $(".banners").replaceChildren(this.panel);
     const n = grid.n;

@@ -80,7 +80,6 @@ export class GuessesView {
 
   async open() {
     $(".tools").replaceChildren(this.chips, h("span", { class: "grow" }), this.sureness, this.amount);
-    $(".banners").replaceChildren();
     await this.load();
   }
 

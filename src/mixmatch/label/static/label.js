@@ -182,6 +182,7 @@ export class LabelView {
   // work that is begun `anew` begins at the first picture that has no value yet.
   list({ anew = false } = {}) {
     const { store, filter } = this;
+    if (this.tab.current !== "label") return;
     const wanted = this.search.value.trim().toLowerCase();
     const value = (n) => store.value(n);
     const flag = (bit) => (n) => store.flags[n] & bit;
