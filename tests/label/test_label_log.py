@@ -479,6 +479,17 @@ def test_a_log_that_somebody_shortens_is_not_written_to(tmp_path: Path) -> None:
     assert book.log.path.stat().st_size <= 5
 
 
+def test_a_log_that_is_closed_writes_to_no_other_file(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    (tmp_path / "other").write_bytes(b"mine" * 1000)
+    book.close()
+    other = os.open(tmp_path / "other", os.O_RDWR)  # has the number that the log had
+    with pytest.raises(DiskFull):
+        book.act("ann", "class-add-1", "add", {"name": "cat"})
+    os.close(other)
+    assert (tmp_path / "other").read_bytes() == b"mine" * 1000
+
+
 def test_copies_of_the_last_days_are_kept(tmp_path: Path) -> None:
     now = time.time()
     for day in range(9):

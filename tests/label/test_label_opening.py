@@ -12,6 +12,7 @@ import pytest
 from labeling import OURS, PORT, TOKEN, client_of, opened
 from starlette.testclient import TestClient
 
+from mixmatch.data.user.tree import Entry, Tree
 from mixmatch.label import opening
 from mixmatch.label.desk import Desk
 from mixmatch.label.log import NAME as LOG
@@ -30,7 +31,9 @@ def labeled(photos: Path) -> tuple[Path, dict[str, Any]]:
         assert client.get(f"/thumb/{n}").status_code == 200
     said = {name: client.get(f"/api/{name}").json() for name in ("state", "images")}
     desk.close()
-    desk.first_page().save(desk.home, TOKEN)
+    first = desk.first_page()
+    assert first is not None
+    first.save(desk.home, TOKEN)
     return desk.home, said
 
 
@@ -100,6 +103,54 @@ def test_pages_read_everything_anew_where_they_were_shown_something_else(photos:
         desk.check(other)
         assert desk.book.listing.version != first.version
         desk.close()
+
+
+def test_a_first_scan_that_is_cut_off_leaves_nothing_to_show(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a first page of pictures whose numbers were never kept, nor a labels.csv without those not found yet."""
+    waiting = threading.Event()
+
+    def slow(root: Path, found: Callable[[Entry], bool]) -> Tree:
+        for n in range(3):
+            found(Entry(f"unlabeled/{n}.png", 1, 1))
+        waiting.set()
+        desk._ended.wait(10)
+        found(Entry("unlabeled/3.png", 1, 1))
+        raise AssertionError("it goes on looking")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mixmatch.label.desk.scan", slow)
+        patch.setattr("mixmatch.label.desk.CHUNK", 1)
+        desk = Desk(photos, photos / ".mixmatch-labels", "ann")
+        desk.start()
+        assert waiting.wait(10)
+        client = client_of(desk)
+        client.post("/api/classes", json={"id": "class-add-1", "do": "add", "name": "cat"})
+        change = {"id": "label-0001", "n": [0, 1], "label": "cat", "before": None}
+        assert client.post("/api/labels", json={"changes": [change]}).status_code == 200
+        desk.close()
+    assert not any(thread.is_alive() for thread in desk._threads)
+    assert desk.first_page() is None
+    assert not {"labels.csv", "listing.json"} & {path.name for path in desk.home.iterdir()}
+    again = opened(photos)
+    assert sorted(again.book.state.marks) == ["cat/a.png", "dog/b.png", "unlabeled/0.png", "unlabeled/1.png"]
+    again.close()
+    assert again.first_page() is not None
+
+
+def test_no_first_page_is_left_of_pictures_that_could_not_be_kept(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(photos).close()
+    (photos / "new.png").write_bytes((photos / "cat" / "a.png").read_bytes())
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mixmatch.label.listing.replace_durably", full)
+        desk = opened(photos)
+        desk.close()
+    assert desk.first_page() is None
 
 
 @pytest.mark.parametrize("what", ["token", "log", "version", "content", "cut", "empty", "link", "none"])

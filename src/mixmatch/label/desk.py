@@ -48,6 +48,10 @@ FIRST_SECONDS = 1.5
 """The first scan of a folder goes slowly for so long: the page is being shown, and needs the processor."""
 
 
+class CutOff(Exception):
+    """The server stops while files are looked for."""
+
+
 class Desk:
     """Everything a server needs of one folder."""
 
@@ -95,8 +99,11 @@ class Desk:
         self.pictures.close()
         self.book.close()
 
-    def first_page(self) -> FirstPage:
-        """What the next page will ask for first, if nothing changes until then."""
+    def first_page(self) -> FirstPage | None:
+        """What the next page will ask for first, if nothing changes until then. None where the next server may find
+        other pictures by these numbers: the first scan was cut off, or the list could not be kept."""
+        if self.book.is_new or not self.book.listing.is_kept:
+            return None
         view = View(self.book)  # what is known of guesses or unreadable files is found out again by the next server
         view.training, view.scanning = self.trainings.short, True
         state, listing = view.state(self.user), self.book.listing
@@ -117,6 +124,7 @@ class Desk:
         with self.book.lock:
             if shown.content != self.view.digest() or shown.state["seq"] != self.book.state.seq:
                 self.book.listing.changes += 1
+                self.book.listing.is_kept = False
                 with suppress(OSError):
                     self.book.listing.save(self.home)
 
@@ -173,12 +181,13 @@ class Desk:
             self._rescan.clear()
             try:
                 self._scan()
-            except MixMatchError as error:
+            except CutOff:
+                return
+            except (MixMatchError, OSError) as error:
                 self.view.notes["scan"] = str(error)
-            finally:
-                with self.book.lock:
-                    self.view.scanning, self.view.found = False, len(self.book.listing)
-                self._scanned.set()
+            with self.book.lock:
+                self.view.scanning, self.view.found = False, len(self.book.listing)
+            self._scanned.set()
             self._rescan.wait()
 
     def _scan(self) -> None:
@@ -196,6 +205,8 @@ class Desk:
             waiting.clear()
 
         def found(entry: Entry) -> bool:
+            if self._ended.is_set():
+                raise CutOff
             waiting.append(entry)
             if len(waiting) >= CHUNK:
                 take()
@@ -215,7 +226,7 @@ class Desk:
                 self._first_start(tree)
             if self.view.guesses is None:
                 self.trainings.show_newest()
-        if went or changed:
+        if not listing.is_kept:
             with suppress(OSError):
                 listing.save(self.home)
 

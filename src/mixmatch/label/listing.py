@@ -37,6 +37,8 @@ class Listing:
         self.sizes, self.times = array("q"), array("q")
         self.numbers: dict[str, int] = {}
         self.gone: set[int] = set()
+        self.is_kept = False
+        """Whether it is on the disk as it is now."""
         self._order: list[int] | None = None
 
     def __len__(self) -> int:
@@ -54,13 +56,14 @@ class Listing:
             self.files.append(entry.file)
             self.sizes.append(entry.size)
             self.times.append(entry.changed)
-            self._order = None
+            self._order, self.is_kept = None, False
             return True
         same = self.sizes[n] == entry.size and self.times[n] == entry.changed
         self.sizes[n], self.times[n] = entry.size, entry.changed
         if n in self.gone or not same:
             self.gone.discard(n)
             self.changes += 1
+            self.is_kept = False
             return True
         return False
 
@@ -70,6 +73,7 @@ class Listing:
         if went:
             self.gone.update(went)
             self.changes += 1
+            self.is_kept = False
         return went
 
     def identity(self, n: int) -> str:
@@ -95,6 +99,7 @@ class Listing:
             "order": self.in_order(),
         }
         replace_durably(folder / NAME, json.dumps(content, separators=(",", ":")).encode())
+        self.is_kept = True
 
 
 def load_listing(folder: Path) -> Listing:
@@ -118,6 +123,7 @@ def load_listing(folder: Path) -> Listing:
         order = content.get("order", [])
         if sorted(order) == list(range(len(files))):
             listing._order = order
+        listing.is_kept = True
     except (OSError, ValueError, KeyError, TypeError, OverflowError, AttributeError):
         return Listing()
     return listing

@@ -156,7 +156,9 @@ class Log:
         self._copied = day
 
     def close(self) -> None:
-        os.close(self._handle)
+        """Whoever still writes finds no file, and none that another has opened since under the same number."""
+        handle, self._handle = self._handle, -1
+        os.close(handle)
 
     def content(self) -> bytes:
         """All of the file, also of one that was removed while it is open."""

@@ -134,7 +134,8 @@ class _Reader(threading.Thread):
             raise self._error
         assert self._desk is not None
         with suppress(OSError):
-            self._desk.first_page().save(self._desk.home, token)
+            if (first := self._desk.first_page()) is not None:
+                first.save(self._desk.home, token)
         return sum(mark.value >= 0 for mark in self._desk.book.state.marks.values())
 
 
