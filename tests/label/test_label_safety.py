@@ -161,6 +161,7 @@ def test_every_answer_carries_the_headers(client: TestClient) -> None:
         *("/static/..%2f__init__.py", "/static/../server.py", "/static/%2e%2e%2fserver.py", "/static//etc/passwd"),
         *("/thumb/..%2f..%2fetc%2fpasswd", "/thumb/-1", "/thumb/1e3", "/thumb/99", "/thumb/0.png", "/image/%30x"),
         *("/thumb/99999999999999999999999", "/static/", "/.mixmatch-labels/log.jsonl", "/static/index.html%00.js"),
+        f"/thumb/{'9' * 5000}",
     ],
 )
 def test_no_path_leads_out(client: TestClient, path: str) -> None:

@@ -90,10 +90,10 @@ def make_app(desk: Desk) -> Starlette:
     routes = [
         Route("/", lambda request: serve_static(request, "index.html")),
         Route("/static/{name}", lambda request: serve_static(request, request.path_params["name"])),
-        Route("/thumb/{n:int}", api.thumb),
-        Route("/image/{n:int}", api.image),
+        Route("/thumb/{n}", api.thumb),
+        Route("/image/{n}", api.image),
         Route("/api/images", api.images),
-        Route("/api/picture/{n:int}", api.get(api.picture, locked=False)),
+        Route("/api/picture/{n}", api.get(api.picture, locked=False)),
         Route("/api/report/{run}", api.report),
         Route("/api/export", api.export),
         Route("/api/who", api.who, methods=["POST"]),
@@ -186,10 +186,10 @@ class Api:
         return await self._jpeg(request, pictures.LARGE)
 
     def _number(self, request: Request) -> int:
-        n = int(request.path_params["n"])
-        if not 0 <= n < len(self.book.listing):
+        text = request.path_params["n"]
+        if not (text.isascii() and text.isdecimal() and len(text) < 16 and int(text) < len(self.book.listing)):
             raise HTTPException(404, "there is no such picture")
-        return n
+        return int(text)
 
     async def _jpeg(self, request: Request, side: int) -> Response:
         # No lock: whoever holds it may be waiting for the disk, and all other answers would wait with this one.
