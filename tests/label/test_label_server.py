@@ -333,19 +333,23 @@ def test_a_full_disk_is_one_line_and_then_it_goes_on(
     assert client.get("/api/images").json()["label"][2] == CAT
 
 
-def test_names_that_are_no_text_can_be_labeled_but_not_exported(tmp_path: Path) -> None:
-    name = os.fsdecode(b"caf\xe9.png")
-    Image.new("RGB", (8, 8)).save(tmp_path / "b.png")
-    (tmp_path / "b.png").rename(tmp_path / name)
-    desk = opened(tmp_path)
+def test_names_that_are_no_text_can_be_labeled_and_copied_but_not_written_down(tmp_path: Path) -> None:
+    name, folder = os.fsdecode(b"caf\xe9.png"), tmp_path / "photos"
+    folder.mkdir()
+    Image.new("RGB", (8, 8)).save(folder / "b.png")
+    (folder / "b.png").rename(folder / name)
+    desk = opened(folder)
     client = client_of(desk)
     assert client.get("/api/images").json()["name"] == ["caf?.png"]
     assert client.get("/thumb/0").status_code == 200
     post(client, "classes", id="class-001", do="add", name="cat")
     label(client, "label-001", [0], "cat")
     assert client.get("/api/export?as=csv").text == "file,label,part\n"
+    made = post(client, "export/folders", how="copy").json()
+    assert (made["count"], made["left_out"]) == (1, 0)
+    assert (Path(made["to"]) / "cat" / name).is_file()
     desk.close()
-    again = opened(tmp_path)
+    again = opened(folder)
     assert again.book.state.value(name) == 0
     again.close()
 

@@ -279,7 +279,7 @@ class Desk:
         """Folders per class beside the folder itself, or where that cannot be written to, beside the labels."""
         name = f"{self.root.resolve().name}-by-class-{time.strftime('%Y%m%d-%H%M%S')}"
         with self.book.lock:
-            pictures = list(labeled(self.book))
+            pictures = list(labeled(self.book, any_name=True))
             all_labels = sum(mark.value >= 0 for mark in self.book.state.marks.values())
         for label in {picture.label for picture in pictures}:
             check_folder_name(label)

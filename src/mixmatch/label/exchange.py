@@ -37,19 +37,19 @@ class Labeled(NamedTuple):
     is_test: bool
 
 
-def labeled(book: Book) -> Iterator[Labeled]:
-    """All pictures that have a class and are there, in order of name. Names that are no text cannot be written."""
+def labeled(book: Book, *, any_name: bool = False) -> Iterator[Labeled]:
+    """All pictures that have a class and are there, in order of name. Names that are no text cannot stand in a file."""
     state = book.state
-    for file, value in _marked(book):
+    for file, value in _marked(book, any_name=any_name):
         if value >= 0:
             yield Labeled(file, state.classes[value].name, file in state.exam or file in state.tests)
 
 
-def _marked(book: Book) -> Iterator[tuple[str, int]]:
+def _marked(book: Book, *, any_name: bool = False) -> Iterator[tuple[str, int]]:
     listing = book.listing
     for file in sorted(book.state.marks):
         n = listing.numbers.get(file)
-        if n is not None and n not in listing.gone and is_text(file):
+        if n is not None and n not in listing.gone and (any_name or is_text(file)):
             yield file, book.state.marks[file].value
 
 
