@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from browsing import BROWSER, EVIL, FLAGS, Server, Watched, digits, need_browser
+from PIL import Image
 
 pytestmark = pytest.mark.slow
 Open = Callable[..., Any]
@@ -525,6 +526,42 @@ def test_names_are_text(tmp_path: Path, serve: Open, visit: Open) -> None:
     assert page.locator("main img[src=x], main b:has-text('bold')").count() == 0
     saved(page)
     watched.check("422")  # of the file that is no picture
+
+
+def test_pictures_that_do_not_come_are_asked_for_again(tmp_path: Path, serve: Open, visit: Open) -> None:
+    folder = digits(tmp_path / "photos", 3)
+    (folder / "zzz.png").write_text("no image")
+    watched = visit(serve(folder).address)
+    page = watched.page
+    name_classes(page, "a", "b")
+    back = partial(page.evaluate, "window.dispatchEvent(new Event('online'))")  # need not wait for the next look
+
+    def fail(route: Any) -> None:
+        route.abort() if "/0?" in route.request.url else route.fulfill(status=503)
+
+    page.route("**/thumb/**", fail)
+    page.reload()
+    until(page, lambda: page.locator("#grid .waiting").count() == 7)
+    words = "getComputedStyle(document.querySelector('#grid-0'), '::before').content"
+    assert page.evaluate(words) == '"waits for the server"'
+    page.unroute("**/thumb/**")
+    back()
+    page.locator("#grid-6.broken").wait_for()  # the one that is none
+    until(page, lambda: page.locator("#grid .waiting").count() == 0)
+    wide = "[...document.querySelectorAll('#grid img, #single img')].map(image => image.naturalWidth)"
+    assert page.evaluate(wide)[:7] == [32] * 6 + [0]
+    page.route("**/image/**", fail)
+    page.keyboard.press("Enter")
+    page.locator("#single .waiting").wait_for()
+    page.unroute("**/image/**")
+    back()
+    page.locator("#single .waiting").wait_for(state="detached")
+    until(page, lambda: page.evaluate(wide)[-1] == 32)
+    Image.new("RGB", (48, 48)).save(folder / current(page))  # another picture of that name
+    page.locator("#more").click()
+    page.get_by_role("menuitem", name="Look for new files").click()
+    until(page, lambda: back() and page.evaluate(wide)[-1] == 48)
+    watched.check("ERR_FAILED", "503", "422")
 
 
 def test_a_page_that_is_pointed_at_us(tmp_path: Path, serve: Open, visit: Open) -> None:

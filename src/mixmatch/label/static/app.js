@@ -225,6 +225,7 @@ async function poll() {
     store.absorb(await get(`/api/changes?since=${store.seq}`));
     if (away) outbox.send();
     away = false;
+    bench.again();
   } catch (refused) {
     if (refused.status === undefined) throw refused;
     away = refused.status || 1;

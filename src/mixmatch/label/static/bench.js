@@ -126,6 +126,12 @@ export class Bench {
     this.selection();
   }
 
+  // Pictures that did not come may come now.
+  again() {
+    this.grid.again();
+    this.single.again();
+  }
+
   // What a key would label now: said in words, since it differs between the grid and a single picture.
   targets() {
     if (!this.grid.items.length || this.holding) return [];

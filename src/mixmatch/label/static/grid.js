@@ -1,6 +1,7 @@
 // A grid over any number of pictures: only the tiles in sight exist. It is a listbox whose focus stays on the scrolling
 // box itself (aria-activedescendant), so tiles may come and go while somebody uses the keyboard or a screen reader.
 import { h } from "./dom.js";
+import { clear, watch } from "./pictures.js";
 import { Pointer } from "./pointer.js";
 
 export const GAP = 8;
@@ -137,8 +138,7 @@ export class Grid {
     const image = h("img", { alt: "", draggable: "false", decoding: "async", fetchpriority: "low" });
     const tag = h("span", { class: "tag" });
     const tile = h("div", { class: "tile", role: "option" }, image, tag);
-    image.addEventListener("error", () => image.hasAttribute("src") && tile.classList.add("broken"));
-    image.addEventListener("load", () => tile.classList.remove("broken"));
+    watch(image, tile);
     Object.assign(tile, { image, tag });
     this.sizer.append(tile);
     return tile;
@@ -154,8 +154,7 @@ export class Grid {
     const n = this.items[tile.index];
     const look = this.look(n, tile.index);
     if (tile.n !== n) {
-      tile.classList.remove("broken");
-      tile.image.removeAttribute("src");
+      clear(tile.image, tile);
       tile.n = n;
     }
     if (pictures && tile.image.getAttribute("src") !== look.src) tile.image.src = look.src;
@@ -178,6 +177,15 @@ export class Grid {
 
   refresh() {
     for (const tile of this.tiles.values()) this.paint(tile);
+  }
+
+  // The server is there: ask it once more for pictures that did not come.
+  again() {
+    for (const tile of this.tiles.values()) {
+      if (!tile.classList.contains("waiting")) continue;
+      clear(tile.image, tile);
+      this.paint(tile);
+    }
   }
 
   // ------------------------------------------------------------------------------------------------------ selection

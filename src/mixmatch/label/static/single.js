@@ -2,6 +2,7 @@
 import { get } from "./api.js";
 import { box as dialog } from "./dialogs.js";
 import { button, count, differ, h, percent, say, svg, toast } from "./dom.js";
+import { clear, watch } from "./pictures.js";
 import { CONFLICT, EXAM, GONE, UNLABELED } from "./store.js";
 
 const SWIPE = 50; // pixels
@@ -28,7 +29,7 @@ export class Single {
     this.close = button(["Back ", h("kbd", {}, "Esc")], close);
     box.replaceChildren(this.figure, this.caption);
     this.image.addEventListener("load", () => this.image.classList.toggle("tiny", this.image.naturalWidth <= 64));
-    this.image.addEventListener("error", () => this.figure.classList.add("broken"));
+    watch(this.image, this.figure);
     let from = null;
     this.figure.addEventListener("pointerdown", (event) => (from = event.clientX));
     this.figure.addEventListener("pointerup", (event) => {
@@ -42,12 +43,12 @@ export class Single {
     const { store } = this;
     const turned = this.n !== n;
     if (turned) {
-      this.figure.classList.remove("broken");
+      this.figure.classList.remove("broken", "waiting");
       this.image.alt = store.name[n];
-      this.image.src = store.image(n);
       this.n = n;
       if (following !== undefined) new Image().src = store.image(following); // already there when it is asked for
     }
+    if (this.image.getAttribute("src") !== store.image(n)) this.image.src = store.image(n); // also of a file that changed
     const value = store.value(n);
     const flags = store.flags[n];
     const guess = store.guess[n];
@@ -77,6 +78,13 @@ export class Single {
       this.close,
     );
     if (turned) say(said);
+  }
+
+  // The server is there: ask it once more.
+  again() {
+    if (!this.figure.classList.contains("waiting")) return;
+    clear(this.image, this.figure);
+    this.image.src = this.store.image(this.n);
   }
 
   // Who said what of this picture.
