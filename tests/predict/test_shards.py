@@ -181,6 +181,15 @@ def test_what_cannot_be_continued_is_refused(run: Path, photos: Path, tmp_path: 
     ):
         with pytest.raises(MixMatchError, match=why):
             mixmatch.predict_shards(model, given, **{"output_dir": out, **options})
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "part-000000.csv").write_text("precious")
+    fsspec.filesystem("memory").pipe_file("/mine/part-000000.csv", b"precious")
+    for where in (mine, "memory://mine"):
+        with pytest.raises(MixMatchError, match=r"mine holds other files \(part-000000.csv\): choose another"):
+            mixmatch.predict_shards(model, photos / "1" / "00001.png", where)
+    assert [path.name for path in mine.iterdir()] == ["part-000000.csv"]
+    assert (mine / "part-000000.csv").read_text() == "precious"
     next(model.network.parameters()).data.add_(1)
     with pytest.raises(MixMatchError, match="holds predictions with another model"):
         mixmatch.predict_shards(model, photos / "1" / "00001.png", out)

@@ -38,6 +38,7 @@ from mixmatch.predict.files import Failure, Progress, Row, holds_rows, image_sha
 from mixmatch.predict.formats import Format, check_parquet, write
 from mixmatch.predict.store import Store
 from mixmatch.storage import parse_json
+from mixmatch.text import listed
 from mixmatch.training.tensors import to_bytes
 
 SHARD_SIZE = 10_000
@@ -169,8 +170,11 @@ def _about(classifier: Classifier, paths: list[str], format: str, shard_size: in
 
 def _plan(store: Store, about: dict[str, Any], paths: list[str], shard_size: int) -> Plan:
     """The plan that the folder has, or a new one. If two processes make one at the same time, both use the first."""
+    others = store.others("_plan")  # looked for first: another process may be about to begin
     if (plan := _known(store, about)) is not None:
         return plan
+    if others:
+        raise MixMatchError(f"{store.where} holds other files ({listed(others, 3)}): choose another output_dir=")
     folder, files, shards = uuid4().hex, 0, 0
     names = find_images(paths, once=True)
     while some := list(islice(names, shard_size)):

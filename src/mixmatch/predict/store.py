@@ -37,6 +37,18 @@ class Store:
                     found = {entry.name for entry in entries if entry.is_file(follow_symlinks=False)}
         return found
 
+    def others(self, own: str) -> list[str]:
+        """What else there is than the folder `own` and hidden files."""
+        found: list[str] = []
+        with self._saying("read"):
+            if self._remote:
+                system, path = open_address(self.where)
+                listed = {name.rstrip("/") for name in system.ls(path, detail=False)}
+                found = [name.rpartition("/")[2] for name in listed - {path.rstrip("/")}]  # some list the folder too
+            else:
+                found = [entry.name for entry in Path(self.where).iterdir()]
+        return sorted(name for name in found if name != own and not name.startswith("."))
+
     def read(self, name: str) -> bytes | None:
         """The content of a file, None if there is none."""
         content: bytes | None = None
