@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mixmatch import data, functional
+from mixmatch.errors import MixMatchError
 from mixmatch.experiments import compare as module
 from mixmatch.experiments.compare import compare, plot, summarize
 from mixmatch.methods.base import Batch, Method, Predictor, Progress, Step, Tensors, setting
@@ -62,3 +63,17 @@ def test_user_data_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     first, second = ({r["split"]["hash"] for r in records if r["seed"] == seed} for seed in (1, 2))
     assert len(first) == len(second) == 1  # methods share the rows that are held out
     assert first != second  # seeds do not
+
+
+def test_runs_on_data_as_it_was_are_not_shown_beside_others(tmp_path: Path) -> None:
+    def with_labels(count: int) -> str:
+        lines = "\n".join(f"{i % 7},{i % 3},{'ab'[i % 2] if i < count else ''}" for i in range(60))
+        (tmp_path / "rows.csv").write_text(f"x,y,label\n{lines}\n")
+        return str(tmp_path / "rows.csv")
+
+    given: dict[str, Any] = {"reporter": Quiet(), "device": "cpu", "steps": 2, "batch_size": 4, "eval_every": 1}
+    compare(with_labels(40), ["supervised"], [1], tmp_path / "runs", **given)
+    with pytest.raises(MixMatchError, match=r"the data has changed since .*supervised-seed1 was trained"):
+        compare(with_labels(44), ["supervised"], [1, 2], tmp_path / "runs", **given)
+    assert not (tmp_path / "runs" / "supervised-seed2").exists()
+    assert len(compare(with_labels(40), ["supervised"], [1, 2], tmp_path / "runs", **given)) == 2

@@ -14,7 +14,7 @@ from mixmatch.execution.executor import Executor, Here
 from mixmatch.experiments.records import minutes
 from mixmatch.methods import build, name_of
 from mixmatch.methods.base import Method, method_settings
-from mixmatch.training.opening import user_data
+from mixmatch.training.opening import refuse_changed, user_data
 from mixmatch.training.plan import plan
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record, RunFolder
@@ -65,6 +65,8 @@ def compare(
         basis = user_data(read, unfinished[0].job.settings).basis
         if basis.missing:
             raise MixMatchError(f"{data} cannot be used to compare methods: {basis.missing}")
+        for run in (RunFolder(each.job.out) for each in work if each not in unfinished):
+            refuse_changed(run, run.config(), user_data(read, run.settings(), device))
         for each in unfinished:
             each.data, each.reads_again = lambda settings: user_data(read, settings), True
     outcomes = dict((executor or Here()).run(work))
