@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,16 @@ def test_a_node_is_lost(
     assert [outcomes[number]["seed"] for number in range(2)] == [2, 3]
     assert sorted(RunFolder(folder).attempt() for folder in folders.values()) == [1, 2]
     assert models(tmp_path, [2, 3]) == {seed: reference[seed] for seed in (2, 3)}
+
+
+def test_runs_that_wait_for_a_gpu_say_so(cluster: Any, tmp_path: Path) -> None:
+    """A cluster may begin without GPUs, and grow when it is asked for one."""
+    job = replace(tiny(tmp_path / "a").job, device="cuda")
+    with (
+        pytest.warns(UserWarning, match="the cluster has no GPU now: the runs wait"),
+        Ray(cluster.address).sending([(0, job)]) as answers,
+    ):
+        assert list(answers(0.1)) == []
 
 
 def test_the_driver_is_killed_and_started_again(cluster: Any, reference: dict[int, bytes], tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from mixmatch.execution import worker
 from mixmatch.execution.elsewhere import Answers, Elsewhere
 from mixmatch.execution.here import SIDE_BY_SIDE
 from mixmatch.execution.worker import Answer, Order
+from mixmatch.terminal import warn
 from mixmatch.training.job import Job
 from mixmatch.training.stop import Interrupted
 
@@ -63,6 +64,8 @@ class Ray(Elsewhere):
     def sending(self, jobs: Sequence[tuple[int, Job]]) -> Iterator[Answers]:
         ray = connect(self._address)
         place = share_of(ray, {job.device for _, job in jobs})
+        if not place.places:
+            warn("the cluster has no GPU now: the runs wait for a node that has one")
         limit = 1 if place.device == "cpu" else None
         task = ray.remote(**place.needs, max_retries=RETRIES)(do)
         sent = {
