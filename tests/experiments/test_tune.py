@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -134,7 +135,8 @@ def test_a_sweep_keeps_the_number_of_folds_that_it_was_begun_with(
     more: dict[str, Any] = {"data": str(path), "given": {**ROWS, "method": "mixmatch"}, "search": SEARCH[:1]}
     with monkeypatch.context() as patch:
         patch.setattr(sweep_, "number_of_folds", lambda data: 3)
-        sweep(tmp_path / "begun", 1, **more)
+        first = sweep(tmp_path / "begun", 1, **more)
+    assert first.warning == ("6 rows are too few to compare settings by: keep the defaults, or validate on more labels")
     result = sweep(tmp_path / "begun", 2, **more)
     assert "each predicted by one of 3 models" in result.chosen_by
     assert [len(list((result.out / f"trial-00{n}").glob("fold-*"))) for n in (0, 1)] == [3, 3]
@@ -396,6 +398,19 @@ def test_without_optuna(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MixMatchError, match=r"pip install 'mixmatch\[tune\]'"):
         driver_.tune("digits", {}, out=tmp_path / "new")
+
+
+# ---------------------------------------------------------------- folders that cannot be read or written
+
+
+@pytest.mark.parametrize("where", ["trial-001", "trial-000/fold-1"])
+def test_a_trial_that_may_not_be_looked_into(where: str, tmp_path: Path, lock_out: Callable[[Path], None]) -> None:
+    path = rows_file(tmp_path / "rows.npz", 2, 1.0)
+    more: dict[str, Any] = {"data": str(path), "given": {**ROWS, "method": "mixmatch"}, "search": SEARCH[:1]}
+    sweep(tmp_path / "begun", 2, **more)
+    lock_out(tmp_path / "begun" / where)
+    with pytest.raises(MixMatchError, match=rf"{where}.*Permission denied"):
+        sweep(tmp_path / "begun", 2, **more)
 
 
 # ---------------------------------------------------------------- a folder from anyone

@@ -20,6 +20,7 @@ from mixmatch.declare import Range
 from mixmatch.experiments.tune.space import Choices
 from mixmatch.storage import replace_durably
 from mixmatch.text import count, csv_text
+from mixmatch.training.evaluate import LEAST_VALID
 from mixmatch.training.run import Record
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ class Result:
     out: Path
     chosen_by: str
     noun: str
+    rows: int
+    """That trials are compared on."""
     trials: Sequence[Trial]
     """Best first."""
     best: Trial
@@ -122,8 +125,11 @@ class Result:
 
     @property
     def warning(self) -> str | None:
-        """That the validation rows are too few to tell the best trial and the defaults apart; None if they are not."""
+        """That the validation rows are too few to compare settings by; None if they are not."""
         d = self.difference
+        if d is None and self.rows < LEAST_VALID:
+            rows = f"{count(self.rows, self.noun)} {'is' if self.rows == 1 else 'are'}"
+            return f"{rows} too few to compare settings by: keep the defaults, or validate on more labels"
         if d is None or d.is_told_apart:
             return None
         return (
@@ -159,7 +165,7 @@ def gather(driver: Driver) -> Result:
     trials.sort(key=lambda t: (order.get(t.state, 3), math.inf if t.error is None else t.error, t.number))
     best = trials[0]
     difference = None if best.is_default else compare(sweep, best, len(trials) - 1)
-    return Result(sweep.out, sweep.chosen_by, sweep.noun, trials, best, difference)
+    return Result(sweep.out, sweep.chosen_by, sweep.noun, sweep.rows, trials, best, difference)
 
 
 def _trial(driver: Driver, frozen: Any) -> Trial:
