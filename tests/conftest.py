@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +45,22 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+
+
+@pytest.fixture
+def lock_out(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Lets nobody look into a folder. `chmod` would not stop the superuser, as whom tests may run."""
+
+    def locked(folder: Path) -> None:
+        for name in ("stat", "lstat", "open", "scandir"):
+            monkeypatch.setattr(os, name, partial(refusing, folder, getattr(os, name)))
+
+    def refusing(folder: Path, plain: Callable[..., Any], path: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(path, str | Path) and folder in Path(path).parents:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return plain(path, *args, **options)
+
+    return locked
 
 
 @pytest.fixture(scope="module")

@@ -301,3 +301,17 @@ def test_a_config_that_may_not_be_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").chmod(0)
     with pytest.raises(MixMatchError, match=r"config\.json cannot be read"):
         run.config()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_folder_that_may_not_be_looked_into(there: bool, tmp_path: Path, lock_out: Callable[[Path], None]) -> None:
+    run = RunFolder(tmp_path)
+    if there:
+        run.write_config({})
+        run.append_metrics({"step": 1})
+        run.model.touch()
+    lock_out(tmp_path)
+    with pytest.raises(MixMatchError, match=r"cannot read .*/\.end: Permission denied; choose another folder with"):
+        run.asked_to_end()
+    with pytest.raises(MixMatchError, match=r"metrics\.jsonl cannot be read \(Permission denied\): start again in"):
+        run.metrics()

@@ -84,6 +84,12 @@ class RunFolder:
         except OSError:  # a folder one may not look into: `lock` says so
             return False
 
+    def _has_model(self) -> bool:
+        try:
+            return self.model.is_file()
+        except OSError:  # a folder one may not look into
+            return False
+
     def saved_nothing(self) -> bool:
         """Whether a run was begun here and ended before it had anything to keep, as with an error in its first step."""
         if not self.exists():
@@ -196,6 +202,8 @@ class RunFolder:
             return None
         except NotPlain as error:
             raise MixMatchError(_place(error)) from None
+        except OSError as error:
+            raise MixMatchError(f"cannot read {_place(error)}; choose another folder with out=") from None
 
     def write_config(self, config: Record) -> None:
         self._write("config.json", {"format": FORMAT, **config})
@@ -276,7 +284,7 @@ class RunFolder:
 
     def _way_out(self, name: str) -> str:
         """What can still be used of a run whose file `name` is damaged, and what to do."""
-        model = self.model if name != self.model.name and self.model.is_file() else None
+        model = self.model if name != self.model.name and self._has_model() else None
         again, anew = "start again in another folder with out=", None
         with suppress(OSError):
             if found := checkpoint.list_checkpoints(self.checkpoints):
@@ -375,7 +383,7 @@ class RunFolder:
             older = next((path.name for path in found[found.index(chosen) + 1 :]), None)
             advice = f"continue from the one before it with checkpoint={older}"
             if older is None:
-                works = "the finished model still works; to train on, " if self.model.is_file() else ""
+                works = "the finished model still works; to train on, " if self._has_model() else ""
                 advice = f"there is no older one; {works}start again in another folder with out="
             raise MixMatchError(f"the checkpoint {chosen} is damaged: {error}; {advice}") from None
 
@@ -427,7 +435,7 @@ class RunFolder:
         try:
             content = read_json(path)
         except (FileNotFoundError, NotADirectoryError):
-            if not self.model.is_file() and name == "config.json":
+            if not self._has_model() and name == "config.json":
                 raise MixMatchError(
                     f"{self.path} is not a run folder: it has no {name}; name one that train has written"
                 ) from None

@@ -16,7 +16,7 @@ from mixmatch.data.opened import Data
 from mixmatch.data.source import labels_sha256
 from mixmatch.data.user.rows import UserData
 from mixmatch.data.validation import FOLDS, OPTION, assign_folds, for_validation, number_of_folds
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, explaining
 from mixmatch.experiments.tune.space import Choices, Space, space_of
 from mixmatch.settings import Settings
 from mixmatch.text import count
@@ -174,8 +174,9 @@ def _folds_of(out: Path) -> int:
     """How many folds the trials of a sweep that was begun have: an earlier version dealt fewer to small classes. 0 if
     no trial was begun."""
     run = RunFolder(out / "trial-000" / "fold-1")
-    if not (run.path / "config.json").exists():
-        return 0
+    with explaining(f"cannot read {run.path}", "choose another folder with out="):
+        if not (run.path / "config.json").exists():
+            return 0
     options = run.config()["settings"].get("data_options")
     match options.get(OPTION) if isinstance(options, dict) else None:
         case {"fold": 0, "folds": int(folds)} if 1 < folds <= FOLDS:
