@@ -27,7 +27,9 @@ from mixmatch.declare import Range, Times
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.executor import Here
 from mixmatch.experiments.tune import driver as driver_
+from mixmatch.experiments.tune import results
 from mixmatch.experiments.tune import sweep as sweep_
+from mixmatch.experiments.tune.journal import AGAIN
 from mixmatch.experiments.tune.results import Difference, Result
 from mixmatch.experiments.tune.space import Choices, declared_settings, default_space, parse, space_of
 from mixmatch.settings import resolve
@@ -411,6 +413,53 @@ def test_a_trial_that_may_not_be_looked_into(where: str, tmp_path: Path, lock_ou
     lock_out(tmp_path / "begun" / where)
     with pytest.raises(MixMatchError, match=rf"{where}.*Permission denied"):
         sweep(tmp_path / "begun", 2, **more)
+
+
+def test_a_full_disk_is_one_line_and_the_same_command_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever of the journal is cut off, and at the end, when what was found is written."""
+    backend = optuna.storages.journal.JournalFileBackend
+    path, plain, appended, full_at = rows_file(tmp_path / "rows.npz", 2, 1.0), backend.append_logs, 0, None
+    more: dict[str, Any] = {"data": str(path), "given": {**ROWS, "method": "mixmatch"}, "search": SEARCH[:1]}
+
+    def append(self: Any, logs: list[dict[str, Any]]) -> None:
+        nonlocal appended
+        appended += 1
+        if appended == full_at:
+            with Path(self._file_path).open("a") as file:
+                file.write(json.dumps(logs[0])[:9])
+            raise OSError(28, "No space left on device")
+        plain(self, logs)
+
+    monkeypatch.setattr(backend, "append_logs", append)
+    undisturbed, total = sweep(tmp_path / "undisturbed", 2, **more), appended
+    for full_at in (4, total // 2, total):
+        out, appended = tmp_path / str(full_at), 0
+        try:
+            reason = sweep(out, 2, **more).trials[-1].reason
+        except MixMatchError as error:
+            reason = str(error)
+        assert reason == f"cannot write {out}/journal.log: No space left on device; {AGAIN}"
+        full_at = None
+        assert lines(sweep(out, 2, **more).out) == lines(undisturbed.out)
+
+    def refuse(path: Path, content: bytes) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(results, "replace_durably", refuse)
+    with pytest.raises(MixMatchError, match=r"cannot write what was found to .*: Read-only file system; make room"):
+        sweep(undisturbed.out, 2, **more)
+
+
+def test_without_the_device_or_the_cluster_nothing_is_written(tmp_path: Path) -> None:
+    class Nowhere(Here):
+        def places(self, device: str) -> int:
+            raise MixMatchError("no Ray cluster at ray=127.0.0.1:1")
+
+    with pytest.raises(MixMatchError, match="no Ray cluster"):
+        sweep(tmp_path / "new", executor=Nowhere())
+    assert not (tmp_path / "new").exists()
 
 
 # ---------------------------------------------------------------- a folder from anyone

@@ -21,7 +21,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from mixmatch import networks
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, explaining
 from mixmatch.settings import Settings, from_dict
 from mixmatch.storage import (
     NotPlain,
@@ -191,8 +191,9 @@ class RunFolder:
     def ask_to_end(self, why: str) -> None:
         """Let the run end at its next evaluation, or before it begins. Whoever asks need not hold the folder, nor be on
         the machine that the run is on."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        replace_durably(self.path / ".end", why.encode())
+        with explaining(f"cannot write to {self.path}"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            replace_durably(self.path / ".end", why.encode())
 
     def asked_to_end(self) -> str | None:
         """Why the run shall end early; None if it shall not."""

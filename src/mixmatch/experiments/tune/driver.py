@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mixmatch.draws import torch_seed
-from mixmatch.errors import MixMatchError, not_installed
+from mixmatch.errors import MixMatchError, explaining, not_installed
 from mixmatch.execution.executor import Executor, Here
 from mixmatch.execution.here import Outcome
-from mixmatch.experiments.tune.journal import damaged, held, open_study
+from mixmatch.experiments.tune.journal import AGAIN, damaged, held, open_study
 from mixmatch.experiments.tune.results import Result, gather, write
 from mixmatch.experiments.tune.space import Choices, contains, is_whole, rounded
 from mixmatch.experiments.tune.sweep import Sweep, make_sweep
@@ -277,11 +277,14 @@ def tune(
             raise MixMatchError(f"{name}={limit} must be above 0")
     trials = TRIALS if trials is None and minutes is None else trials
     sweep = make_sweep(data, given, reading, out, search, only, say, **options)
+    executor = executor or Here()
+    executor.places(sweep.base.device)  # without the device or the cluster, nothing is written
     with held(sweep.out):
-        driver = Driver(sweep, open_study(sweep), executor or Here(), say, reporter)
+        driver = Driver(sweep, open_study(sweep), executor, say, reporter)
         for text in filter(None, (sweep.note, f"trials are compared by {sweep.chosen_by}")):
             say(text)
         driver.run(trials, minutes)
         result = gather(driver)
-        write(sweep, result)
+        with explaining(f"cannot write what was found to {sweep.out}", AGAIN):
+            write(sweep, result)
         return result

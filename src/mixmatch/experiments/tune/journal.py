@@ -17,7 +17,7 @@ import numpy as np
 from mixmatch import settings as settings_
 from mixmatch.data import is_path
 from mixmatch.declare import Range
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, explaining
 from mixmatch.experiments.tune.space import Choices, contains
 from mixmatch.experiments.tune.sweep import Sweep
 from mixmatch.storage import keep_alone, open_own, parse_json, refuse_link, try_lock
@@ -36,6 +36,8 @@ WARM_UP = 3
 JOURNAL = "journal.log"
 MOST = 2**30
 """Bytes of a journal, at most."""
+
+AGAIN = "make room there, then give the same command again"
 
 ENDED = (None, "stopped", "diverged")
 """What is noted of how a trial ended."""
@@ -74,11 +76,23 @@ def open_study(sweep: Sweep) -> Study:
 
         def release(self) -> None: ...
 
+    class File(JournalFileBackend):
+        """What cannot be written, as on a full disk, is one line; a part of it is cut off again."""
+
+        def append_logs(self, logs: list[dict[str, Any]]) -> None:
+            with explaining(f"cannot write {path}", AGAIN):
+                whole = path.stat().st_size
+                try:
+                    super().append_logs(logs)
+                except OSError:
+                    os.truncate(path, whole)
+                    raise
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = sweep.out / JOURNAL
     _mend(path)
     try:
-        storage = JournalStorage(JournalFileBackend(str(path), Held(str(path))))
+        storage = JournalStorage(File(str(path), Held(str(path))))
         study = optuna.create_study(storage=storage, study_name="tune", direction="minimize", load_if_exists=True)
         before, now = study.user_attrs.get("sweep"), sweep.to_dict()
         other = None if before is None or before == _named_as_before(now, before) else _difference(before, now)
