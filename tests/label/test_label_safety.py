@@ -376,6 +376,20 @@ def test_labels_stay_where_they_were_begun(tmp_path: Path, monkeypatch: pytest.M
         home_of(folder)
 
 
+def test_a_user_without_a_home_labels_a_folder_that_can_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def homeless(path: Path) -> Any:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    assert home_of(tmp_path) == tmp_path / ".mixmatch-labels"
+    assert note_of(tmp_path, home_of(tmp_path)) is None
+    (tmp_path / "file").touch()
+    with pytest.raises(MixMatchError, match=r"Not a directory.*name one in XDG_DATA_HOME"):
+        home_of(tmp_path / "file")
+
+
 def test_a_token_that_came_with_the_folder_is_not_taken_over() -> None:
     record = {"token": TOKEN, "place": ["/home/ann/photos/.mixmatch-labels", 7]}
     assert token_at(record["place"], record) == TOKEN  # type: ignore[arg-type]

@@ -42,13 +42,18 @@ def home_of(root: Path) -> Path:
         with temporary(beside / "probe") as probe:
             probe.touch()
     except OSError as error:
-        if not _has_labels(beside):
-            return apart
-        raise MixMatchError(
-            f"there are labels in {beside}, which cannot be written to ({error.strerror or error}): make it writable "
-            "(its owner, its permissions, room on its disk), then start again"
-        ) from None
-    if _has_labels(beside) or not _has_labels(apart):
+        reason = error.strerror or error
+        if _has_labels(beside):
+            raise MixMatchError(
+                f"there are labels in {beside}, which cannot be written to ({reason}): make it writable (its owner, "
+                "its permissions, room on its disk), then start again"
+            ) from None
+        if apart is None:
+            raise MixMatchError(
+                f"cannot keep labels in {root} ({reason}), and you have no home folder: name one in XDG_DATA_HOME"
+            ) from None
+        return apart
+    if apart is None or _has_labels(beside) or not _has_labels(apart):
         return beside
     with suppress(OSError):
         beside.rmdir()
@@ -63,13 +68,16 @@ def note_of(root: Path, home: Path) -> str | None:
             return f"{root} cannot be written to: labels are kept in {home}"
         move = f"to keep them with the pictures, stop, then move that folder to {beside}"
         return f"labels are kept in {home}, where they were begun; {move}"
-    if _has_labels(apart):
+    if apart is not None and _has_labels(apart):
         return f"there are other labels of this folder in {apart}: import its labels.csv to have both, then remove it"
     return None
 
 
-def _apart(root: Path) -> Path:
-    data = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser()
+def _apart(root: Path) -> Path | None:
+    try:
+        data = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser()
+    except RuntimeError:  # a container's user without a home
+        return None
     return data / "mixmatch" / "labels" / digest(str(root.resolve()))
 
 
