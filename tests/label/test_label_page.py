@@ -325,6 +325,42 @@ def test_a_full_disk(tmp_path: Path, serve: Open, visit: Open) -> None:
     assert server.labels() == {first: "a"}
 
 
+def test_a_browser_that_keeps_nothing(tmp_path: Path, serve: Open, visit: Open) -> None:
+    """Its storage is full while the server is away: the page says that labels are in it alone, as long as they are."""
+    server = serve(digits(tmp_path / "photos", 3))
+    watched = visit(server.address)
+    page = watched.page
+    name_classes(page, "a", "b")
+    back = partial(page.evaluate, "window.dispatchEvent(new Event('online'))")
+    names = [current(page)]
+    page.route("**/api/labels", lambda route: route.abort())
+    page.evaluate("() => { window.room = Storage.prototype.setItem; }")
+    page.evaluate("() => { Storage.prototype.setItem = () => { throw 'full'; }; }")
+    page.keyboard.press("1")
+    bars = page.locator("#bars > *")
+    bars.filter(has_text="1 label waits in this page alone").wait_for()
+    assert bars.count() == 1
+    page.evaluate("() => { Storage.prototype.setItem = window.room; }")
+    names.append(current(page))
+    page.keyboard.press("1")
+    bars.filter(has_text="2 labels are kept in this browser").wait_for()
+    page.unroute("**/api/labels")
+
+    def odd(route: Any) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json=answer.json() | {"saved": None})
+
+    page.route("**/api/labels", odd)  # an answer that the page makes nothing of is no reason to send nothing more
+    back()
+    until(page, lambda: any("reading 'includes'" in error for error in watched.errors))
+    page.unroute("**/api/labels")
+    back()
+    saved(page)
+    assert bars.count() == 0
+    watched.check("ERR_FAILED", "reading 'includes'")
+    assert server.labels() == dict.fromkeys(names, "a")
+
+
 def test_two_people_in_conflict(tmp_path: Path, serve: Open, visit: Open) -> None:
     server = serve(digits(tmp_path / "photos", 5))
     ann, bob = visit(server.address), visit(server.address)

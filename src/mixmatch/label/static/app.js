@@ -116,26 +116,23 @@ function bars(waiting) {
   if (key === drawn) return;
   drawn = key;
   const list = [];
-  const kept = waiting
-    ? `${count(waiting, "label")} ${waiting === 1 ? "is" : "are"} kept in this browser and will be saved when it is back.`
-    : "Everything so far is saved.";
+  const labels = count(waiting, "label");
+  const [are, wait] = waiting === 1 ? ["is", "waits"] : ["are", "wait"];
+  const alone = `${labels} ${wait} in this page alone, since this browser cannot keep more (its storage is full or switched off): do not close the page before it says Saved.`;
+  const kept = !waiting
+    ? "Everything so far is saved."
+    : unkept
+      ? alone
+      : `${labels} ${are} kept in this browser and will be saved when it is back.`;
   const bar = (kind, text, ...acts) =>
     list.push(h("div", { class: kind, role: kind === "away" ? "alert" : "status" }, h("span", {}, text), ...acts));
   if (trouble?.status === 403 || away === 403)
     bar("away", `This page may not talk to the server any more. Open the address that mixmatch label prints. ${kept}`);
   else if (away === 410)
-    bar(
-      "away",
-      `The list of pictures is another one now, and ${count(waiting, "label")} could not be kept: note them, then reload.`,
-    );
-  else if (disk) bar("away", `${disk}. ${waiting ? `${count(waiting, "label")} wait in this browser.` : ""}`);
+    bar("away", `The list of pictures is another one now, and ${labels} could not be kept: note them, then reload.`);
+  else if (disk) bar("away", `${disk}. ${unkept ? alone : waiting ? `${labels} ${wait} in this browser.` : ""}`);
   else if (trouble || away)
     bar("away", `The server does not answer. ${kept} Start it again: mixmatch label ${store.state?.folder ?? ""}`);
-  if (unkept)
-    bar(
-      "warn",
-      "This browser cannot keep labels while the server is away (its storage is full or switched off). Do not close the page before it says Saved.",
-    );
   for (const change of refused) {
     bar(
       "warn",
@@ -179,7 +176,7 @@ function reversed({ kind }, { what, left, kept }, refused = false) {
 // The server has another list of pictures, and every number on this page is wrong. What waits is in localStorage with the
 // names of its files: the page starts anew and finds them. Where nothing could be kept there, a person has to decide.
 store.moved = () => {
-  if (outbox.unkept && outbox.waiting.length) away = 410;
+  if (outbox.unkept) away = 410;
   else location.reload();
 };
 
@@ -223,7 +220,7 @@ async function poll() {
   try {
     if (store.images === null) await store.reload();
     store.absorb(await get(`/api/changes?since=${store.seq}`));
-    if (away) outbox.send();
+    outbox.send(); // what waits still
     away = false;
     bench.again();
   } catch (refused) {
@@ -241,7 +238,7 @@ function schedule() {
 
 document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(polling) : poll()));
 window.addEventListener("online", poll);
-window.addEventListener("beforeunload", (event) => outbox.unkept && outbox.waiting.length && event.preventDefault());
+window.addEventListener("beforeunload", (event) => outbox.unkept && event.preventDefault());
 
 async function start() {
   try {

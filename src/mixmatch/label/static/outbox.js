@@ -23,12 +23,16 @@ export class Outbox {
     this.refused = []; // the server understood and said no: kept until a person decides
     this.trouble = null; // {status, line} of the last attempt
     this.sending = false;
-    this.unkept = false; // localStorage is full or off
     this.tick = 0;
   }
 
   get count() {
     return [...this.waiting, ...this.parked].reduce((sum, change) => sum + change.n.length, 0);
+  }
+
+  // Something waits in this page alone: localStorage is full or off.
+  get unkept() {
+    return this.waiting.some((change) => change.unkept);
   }
 
   // What earlier tabs left behind, oldest first. Numbers of another list of pictures mean nothing in this one: those
@@ -79,16 +83,17 @@ export class Outbox {
 
   keep(change) {
     change.key ??= `${PREFIX}${change.id}`;
-    const { key, ...plain } = change;
+    const { key, unkept, ...plain } = change;
     for (const kept of [plain, { ...plain, names: undefined }]) {
       try {
         localStorage.setItem(key, JSON.stringify(kept));
+        change.unkept = false;
         return;
       } catch {
         // too large with the names: the numbers alone
       }
     }
-    this.unkept = true;
+    change.unkept = true;
   }
 
   // `n` pictures get `value`; or, for an undo or redo, the `values` we expect them to have afterwards.
@@ -149,7 +154,17 @@ export class Outbox {
     if (this.sending || !this.waiting.length) return;
     this.sending = true;
     clearTimeout(this.again);
-    await shown(); // and keys of the same moment go together
+    try {
+      await shown(); // and keys of the same moment go together
+      await this.sendAll();
+    } finally {
+      this.sending = false; // also after a bug: it is tried again
+    }
+    if (!this.waiting.length) this.alone = false;
+    this.told();
+  }
+
+  async sendAll() {
     while (this.waiting.length) {
       const batch = this.batch();
       try {
@@ -161,12 +176,9 @@ export class Outbox {
         this.settle(batch.filter((change) => change.kind !== "label" || body.saved.includes(change.id)));
       } catch (refused) {
         if (refused.status === undefined) throw refused; // a bug of ours, not an answer
-        if (!(await this.resolve(refused, batch))) break;
+        if (!(await this.resolve(refused, batch))) return;
       }
     }
-    if (!this.waiting.length) this.alone = false;
-    this.sending = false;
-    this.told();
   }
 
   // Labels one after the other in one request; an undo goes alone.
@@ -205,6 +217,7 @@ export class Outbox {
       return true;
     }
     this.trouble = { status, line: refused.message };
+    for (const change of this.waiting) if (change.unkept) this.keep(change); // there may be room by now
     this.told();
     clearTimeout(this.again);
     this.again = setTimeout(() => this.send(), PATIENCE);
