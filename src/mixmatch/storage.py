@@ -11,6 +11,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import sys
@@ -23,6 +24,9 @@ from typing import Any
 from uuid import uuid4
 
 A_DAY = 24 * 3600
+
+TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}\.part")
+"""What a file is called while it is written."""
 
 MOST_JSON = 128 * 2**20
 """Bytes of a JSON file, at most: parsed it takes up to 24 times as much."""
@@ -241,6 +245,17 @@ def _unforeseeable(path: Path) -> Path:
             if time.time() - orphan.stat().st_mtime > A_DAY:
                 orphan.unlink()
     return path.with_name(f".{path.name}.{uuid4().hex}.part")
+
+
+def remove_orphans(folder: Path) -> None:
+    """Remove what processes left in a folder that were killed as they wrote a file which was written since, or a day
+    ago. What is still being written is younger than the file that is there."""
+    for part in folder.glob(".*.part"):
+        if (name := TEMPORARY.fullmatch(part.name)) is not None:
+            with suppress(OSError):
+                changed = part.lstat().st_mtime
+                if time.time() - changed > A_DAY or changed < (folder / name[1]).lstat().st_mtime:
+                    part.unlink()
 
 
 def try_lock(handle: int) -> bool:

@@ -6,9 +6,12 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
+import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +154,44 @@ def test_hand_edited_files_are_one_line_and_mended(photos: Path, tmp_path: Path)
             read_shards(out)
         _shard(photos, out)
         same(read_folder(photos / "test"), read_shards(out, verify=True))
+
+
+def test_what_killed_processes_left_is_removed_in_the_end(photos: Path, tmp_path: Path) -> None:
+    """Not what another process is writing at this moment, nor a file that only looks like it."""
+    killed, at_work, others = ([f".{name}.part" for name in names] for names in (
+        (f"000001.npy.{'0' * 32}", f"shards.json.{'1' * 32}", f"000099.npy.{'2' * 32}"),
+        (f"000001.npy.{'a' * 32}",),
+        ("000001.npy", "notes"),
+    ))  # fmt: skip
+    out = tmp_path / "shards"
+    begin(photos / "test", out, None, None, SHARD)
+    for name in (*killed, *at_work, *others):
+        (out / name).touch()
+        if name not in at_work:
+            os.utime(out / name, (0, 0))
+    os.utime(out / at_work[0], (time.time() + 60,) * 2)
+    _shard(photos, out)
+    assert sorted(file.name for file in out.glob(".*")) == sorted([*at_work, *others])
+
+
+def test_a_folder_without_an_image_that_can_be_read_makes_no_shards(tmp_path: Path) -> None:
+    for number in range(6):
+        file = tmp_path / "photos" / f"{number % 2}" / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"broken")
+    with pytest.raises(MixMatchError, match=r"none of the images in .*photos can be read, for example 0/0\.png: not a"):
+        shard_folder(tmp_path / "photos", tmp_path / "shards", shard_size=4, processes=1)
+    with pytest.raises(MixMatchError, match="is not finished"):
+        read_shards(tmp_path / "shards")
+
+
+def test_pillow_does_not_warn_of_large_images(tmp_path: Path) -> None:
+    (tmp_path / "photos" / "a").mkdir(parents=True)
+    Image.new("1", (10_000, 9_000)).save(tmp_path / "photos" / "a" / "large.png")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        begin(tmp_path / "photos", tmp_path / "shards", None, None, SHARD)
+    assert not warned
 
 
 def _shard(photos: Path, out: Path) -> None:

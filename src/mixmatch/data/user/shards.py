@@ -34,7 +34,7 @@ from mixmatch.data.user.reading import Reading
 from mixmatch.data.user.rows import Finding, Part, Severity, UserData
 from mixmatch.data.user.tree import Entry
 from mixmatch.errors import MixMatchError, explaining
-from mixmatch.storage import digest, file_sha256, read_json, replace_durably
+from mixmatch.storage import digest, file_sha256, read_json, remove_orphans, replace_durably
 
 INDEX = "shards.json"
 SHARD_SIZE = 50_000
@@ -88,7 +88,8 @@ def begin(
         raise MixMatchError(f"{out} holds something else: choose another out=")
     shape = _shape(before.get("shape")) if about.items() <= before.items() else None
     if shape is None:  # looking into every file again would take long
-        shape = shape_of(folder.root, [entry.identity for entry in folder.entries], image_size, None)
+        with quiet_pillow():
+            shape = shape_of(folder.root, [entry.identity for entry in folder.entries], image_size, None)
     about |= {"shape": list(shape), "name": folder.name, "how": folder.how, "sorted": folder.sorted}
     about |= {"findings": [found.as_dict() for found in folder.findings], "shards": None}
     _save(out / INDEX, about)
@@ -126,13 +127,17 @@ def decode_shard(order: Order, number: int, workers: int = 1) -> Tally:
 
 
 def finish(out: Path, shards: int) -> None:
-    """When all shards are there: their hashes, which make the folder whole."""
+    """When all shards are there: their hashes, which make the folder whole. It is none without an image."""
     about = _load(out / INDEX)
     lists = [_load(_list(out, number)) for number in range(shards)]
     if about is None or any(content is None or "sha256" not in content for content in lists):
         raise MixMatchError(f"{out} lost some of its shards meanwhile: {AGAIN}")
+    if all("reason" in header for content in lists if content is not None for header in content["headers"]):
+        file, reason = next(unreadable_files(out, shards))
+        raise MixMatchError(f"none of the images in {about['source']} can be read, for example {file}: {reason}")
     hashes = [[_sha256(_list(out, n)), content["sha256"]] for n, content in enumerate(lists) if content is not None]
     _save(out / INDEX, about | {"shards": hashes})
+    remove_orphans(out)
 
 
 def read_shards(path: Path, *, verify: bool = False) -> UserData:
