@@ -164,6 +164,27 @@ def test_select_as_in_a_file_manager(tmp_path: Path, serve: Open, visit: Open) -
     keys.press("Control+z")  # one key, one undo, however many
     saved(page)
     assert shown(page) == len(expected)
+    keys.press("Control+a")
+    page.locator("#filter").select_option("unlabeled")  # what was selected is out of sight
+    page.locator("#foot", has_text=f"{40 - len(expected)} pictures shown").wait_for()
+    assert "labels 1 selected" in page.locator("#which").inner_text()
+    page.locator("#grid").focus()
+    keys.press("End")
+    expected[current(page)] = "a"
+    keys.press("Home")
+    expected[current(page)] = "a"
+    for _ in range(4):
+        keys.down("1")  # held down: one picture, not one after the other
+    keys.up("1")
+    for _ in range(40):
+        keys.down("ArrowRight")  # on and on
+    keys.up("ArrowRight")
+    keys.press("1")
+    saved(page)
+    assert shown(page) == len(expected)
+    page.locator("#folder").click()  # beside everything
+    keys.press("Tab")
+    assert page.locator("#tab-label:focus").count() == 1
     watched.check()
     assert server.labels() == expected
 

@@ -5,6 +5,7 @@ import { Single } from "./single.js";
 import { BROKEN, GONE, NONE, SKIP, UNLABELED, UNREADABLE } from "./store.js";
 
 export const MARK_KEYS = { 0: NONE, x: BROKEN, z: SKIP };
+const NOT_FOR_PICTURES = ["Tab", "Shift", "Control", "Alt", "Meta"];
 
 export class Bench {
   constructor(store, outbox) {
@@ -237,7 +238,8 @@ export class Bench {
 
   // ------------------------------------------------------------------------------------------------------------ keys
 
-  // Keys that label work only where the pictures have the focus, and can be switched off.
+  // Keys that label work only where the pictures have the focus, and can be switched off. One that is held down moves on
+  // and on, and does anything else once.
   key(event) {
     if (event.defaultPrevented || event.isComposing || event.altKey) return;
     if (event.target.closest("button, a, input, select")) return;
@@ -245,19 +247,19 @@ export class Bench {
     if (took || this.valueKey(event)) event.preventDefault();
   }
 
-  singleKey({ key, ctrlKey, metaKey }) {
+  singleKey({ key, ctrlKey, metaKey, repeat }) {
     if (ctrlKey || metaKey) return false;
     const steps = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1, " ": 1 };
     if (key in steps) this.turn(steps[key]);
     else if (key === "Home") this.turn(-this.grid.current);
     else if (key === "End") this.turn(this.grid.items.length);
-    else if (key === "Escape" || key === "Enter") this.toGrid();
+    else if (key === "Escape" || key === "Enter") repeat || this.toGrid();
     else return false;
     return true;
   }
 
-  valueKey({ key, ctrlKey, metaKey }) {
-    if (ctrlKey || metaKey) return false;
+  valueKey({ key, ctrlKey, metaKey, repeat }) {
+    if (ctrlKey || metaKey || repeat) return false;
     if (key === "Delete" || key === "Backspace") return (this.label(UNLABELED), true);
     if (!this.keysOn || key.length !== 1) return false;
     const lower = key.toLowerCase();
@@ -279,7 +281,7 @@ export class Bench {
     else if (control && event.key.toLowerCase() === "y") this.reverse("redo");
     else if (event.key === "?" && !control) this.help();
     else if (event.key === "/" && !control && $("#search")) $("#search").focus();
-    else if (event.target === document.body && !$("#bench").hidden) {
+    else if (event.target === document.body && !$("#bench").hidden && !NOT_FOR_PICTURES.includes(event.key)) {
       this.focus(); // a click beside everything took the focus away: the pictures take it back
       return void this.key(event);
     } else return;

@@ -250,7 +250,7 @@ export class Grid {
 
   // Keys that move and select, as in a file manager. Says whether it took the key.
   key(event) {
-    const { key, shiftKey, ctrlKey, metaKey } = event;
+    const { key, shiftKey, ctrlKey, metaKey, repeat } = event;
     const control = ctrlKey || metaKey;
     const page = Math.max(1, Math.floor(this.height / this.rowHeight)) * this.columns;
     const steps = {
@@ -269,9 +269,9 @@ export class Grid {
       if (vertical && key.startsWith("Arrow") && (index < 0 || index >= this.items.length)) return true;
       this.go(index, { extend: shiftKey, only: this.toggles || control });
     } else if (control && key.toLowerCase() === "a") this.all();
-    else if (key === " ") this.toggle(this.current);
+    else if (key === " ") repeat || this.toggle(this.current);
     else if (key === "Escape" && this.selected.size) this.none();
-    else if (key === "Enter") this.enter(this.current);
+    else if (key === "Enter") repeat || this.enter(this.current);
     else return false;
     return true;
   }

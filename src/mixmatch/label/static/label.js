@@ -1,7 +1,7 @@
 // The tab Label: which pictures, and the one next thing to do.
 import { advise } from "./advice.js";
 import { get, newId, post } from "./api.js";
-import { $, button, h, number, primary, toast } from "./dom.js";
+import { $, button, differ, h, number, primary, toast } from "./dom.js";
 import { BROKEN, CONFLICT, EXAM, GONE, NONE, SKIP, UNLABELED, UNREADABLE } from "./store.js";
 
 const SUGGESTED = 60;
@@ -14,6 +14,7 @@ export class LabelView {
     this.exam = [];
     this.later = new Set(); // banners put away
     this.select = h("select", { id: "filter", "aria-label": "Show", onchange: () => this.go(this.select.value) });
+    this.listed = differ();
     this.search = h("input", {
       type: "search",
       id: "search",
@@ -205,7 +206,9 @@ export class LabelView {
     this.generation = store.generation;
     this.options();
     const current = anew ? (items.find((n) => value(n) === UNLABELED) ?? -1) : null;
-    this.bench.show(this, items, anew ? { current, selected: new Set() } : {});
+    const other = this.listed(filter, wanted); // what was selected in another list may be out of sight in this one
+    const selected = other || anew ? { selected: new Set() } : {};
+    this.bench.show(this, items, anew ? { current, ...selected } : selected);
     this.update();
   }
 
