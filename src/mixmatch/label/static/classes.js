@@ -1,6 +1,6 @@
 // The classes: add, rename, merge, reorder, hide, and their keys.
 import { box } from "./dialogs.js";
-import { button, count, h, primary } from "./dom.js";
+import { button, count, h, primary, toast } from "./dom.js";
 
 export function manageClasses(store, act) {
   const list = h("div", { class: "list" });
@@ -61,9 +61,13 @@ export function manageClasses(store, act) {
   const row = (each, index) => {
     const rename = (to) => to && to !== each.name && done({ do: "rename", name: each.name, to });
     const name = edit(each.name, { maxlength: "80", "aria-label": `Name of ${each.name}` }, rename);
-    const key = edit(each.key ?? "", { class: "key", maxlength: "1", "aria-label": `Key of ${each.name}` }, (to) =>
-      done({ do: "key", name: each.name, key: to || null }),
-    );
+    const choose = (to) => {
+      const other = store.state.classes.find((other) => other.id !== each.id && other.key === to.toLowerCase());
+      if (!to || !other) return done({ do: "key", name: each.name, key: to || null });
+      toast(`the key ${other.key} is that of '${other.name}': choose another`);
+      paint();
+    };
+    const key = edit(each.key ?? "", { class: "key", maxlength: "1", "aria-label": `Key of ${each.name}` }, choose);
     const others = store.classes.filter((other) => other.id !== each.id);
     const merge = h(
       "select",
