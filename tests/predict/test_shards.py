@@ -95,6 +95,16 @@ def test_killed_and_begun_again(run: Path, photos: Path, tmp_path: Path) -> None
     check(rows_of(out), photos, run)
 
 
+def test_what_killed_processes_left_is_removed_in_the_end(run: Path, photos: Path, tmp_path: Path) -> None:
+    left = [tmp_path / f".part-000000.csv.{'0' * 32}.part", tmp_path / f"_plan/done/.000000.json.{'1' * 32}.part"]
+    for _ in range(2):
+        mixmatch.predict_shards(run, photos / "0", tmp_path, device="cpu")
+        assert not any(file.exists() for file in left)
+        for file in left:
+            file.touch()
+            os.utime(file, (0, 0))
+
+
 @pytest.mark.parametrize(
     "content",
     [None, b"", b"{", b"3", b"[]", b"{}", b'{"shard": 0, "files": "2"}', b'{"shard": 0, "files": 9, "unreadable": 1}'],

@@ -149,6 +149,8 @@ def predict_shards(
         tallies[tally["shard"]] = tally
         done += tally["files"]
         shown(done, plan.files)
+    for folder in ("", DONE):
+        store.tidy(folder)
     unreadable = sum(tally["unreadable"] for tally in tallies.values())
     return Summary(done, unreadable, len(tallies), before)
 

@@ -12,7 +12,15 @@ from pathlib import Path
 
 from mixmatch.data.user.listing import is_address, open_address, reason
 from mixmatch.errors import MixMatchError
-from mixmatch.storage import NotPlain, read_plain, refuse_link, replace_durably, temporary, write_durably
+from mixmatch.storage import (
+    NotPlain,
+    read_plain,
+    refuse_link,
+    remove_orphans,
+    replace_durably,
+    temporary,
+    write_durably,
+)
 
 MOST = 2**28
 """Bytes of a file that is read: a list of a million files or two."""
@@ -89,6 +97,12 @@ class Store:
                 except OSError:  # some file systems have no links
                     if not file.exists():
                         part.replace(file)
+
+    def tidy(self, folder: str) -> None:
+        """Remove what killed processes left in a folder of it. Object stores have nothing of the kind."""
+        if not self._remote:
+            with self._saying("write"):
+                remove_orphans(self._place(f"{folder}/*" if folder else "*").parent)
 
     def _place(self, name: str) -> Path:
         """Where a file is on the disk. An error if a folder on the way there is a link."""
