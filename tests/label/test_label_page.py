@@ -530,6 +530,7 @@ def test_classes_and_exchange(tmp_path: Path, serve: Open, visit: Open) -> None:
     page.get_by_label("Key of c").press("Tab")
     page.locator("#toast", has_text="the key 1 is that of 'alpha': choose another").wait_for()
     assert [page.get_by_label(f"Key of {name}").input_value() for name in ("alpha", "c")] == ["1", "3"]
+    assert page.get_by_label("Name of c").evaluate("field => field === document.activeElement")
     page.get_by_label("Key of c").fill("q")
     page.get_by_label("Move c up").hover()
     page.mouse.down()  # leaves the field, so that the key is sent, and the answer comes while the button is held

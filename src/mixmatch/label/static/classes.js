@@ -65,7 +65,7 @@ export function manageClasses(store, act) {
       const other = store.state.classes.find((other) => other.id !== each.id && other.key === to.toLowerCase());
       if (!to || !other) return done({ do: "key", name: each.name, key: to || null });
       toast(`the key ${other.key} is that of '${other.name}': choose another`);
-      paint();
+      key.value = key.shown = each.key ?? "";
     };
     const key = edit(each.key ?? "", { class: "key", maxlength: "1", "aria-label": `Key of ${each.name}` }, choose);
     const others = store.classes.filter((other) => other.id !== each.id);
