@@ -70,7 +70,8 @@ def change(photos: Path, rng: random.Random, outside: Path) -> None:
     names += ["thinking/features.npz", f"runs/{RUN}/metrics.jsonl", f"runs/{RUN}/report.html"]
     names += [str(path.relative_to(home)) for path in (home / "thumbnails").rglob("*") if path.is_file()][:2]
     for name in {rng.choice(names) for _ in range(rng.choice([1, 1, 2, 4]))}:
-        if (home / name).is_file() and not (home / name).parent.is_symlink():
+        inside = (home / name).parent.resolve().is_relative_to(home.resolve())
+        if (home / name).is_file() and inside:  # a folder on the way may lead outside
             mutate.change_file(home / name, rng, outside)
     if rng.random() < 0.1:
         mutate.replace_file(next(iter(photos.rglob("*.png"))), rng, outside)
