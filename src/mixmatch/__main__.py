@@ -14,9 +14,10 @@ def main() -> None:
     failed: BaseException | None = None
     try:
         from mixmatch.training.stop import stop_as_usual, stop_at_once
+        from mixmatch.training.torchrun import started_processes
 
         stop_at_once()
-        if sys.argv[1:2] == ["label"]:
+        if sys.argv[1:2] == ["label"] and started_processes() == 1:
             from mixmatch.label.start import plain_folder, start
 
             try:

@@ -14,7 +14,7 @@ import pytest
 from saying import one_line
 
 from mixmatch import methods
-from mixmatch.cli import COMMANDS, Command, Group, function_of, with_options
+from mixmatch.cli import COMMANDS, Command, Group, function_of, in_command, with_options
 from mixmatch.cli.commands import unwrapped
 
 Call = Callable[..., Any]
@@ -240,10 +240,14 @@ def test_a_method_that_is_not_there(call: Call, more: list[str]) -> None:
         ("runs/x-lr=0.1,wd=3 is not", "runs/x-lr=0.1,wd=3 is not"),
         ("/data/.a=b is not", "/data/.a=b is not"),
         ("see https://example.org/a?b=c&d=e", "see https://example.org/a?b=c&d=e"),
+        ("no cluster at ray=ray://127.0.0.1:1 (refused)", "no cluster at --ray ray://127.0.0.1:1 (refused)"),
+        ("no cluster at ray=ray://[::1]:1: refused", "no cluster at --ray ray://[::1]:1: refused"),
         # Python.
         ("pass it, train(network=...)", "pass it, train(network=...)"),
         ("settings={'labels': 3}", "settings={'labels': 3}"),
         ("a == b, a=>b", "a == b, a=>b"),
+        # Any parameter.
+        ("'T=': it is not NAME=LOW..HIGH or NAME=a,b,c", "'T=': it is not NAME=LOW..HIGH or NAME=a,b,c"),
         # The environment.
         ("if that is right, set MIXMATCH_UNPACK_GB=4", "if that is right, set MIXMATCH_UNPACK_GB=4"),
         ("nothing to do", "nothing to do"),
@@ -262,6 +266,35 @@ def test_an_argument_that_looks_like_a_parameter_is_left_alone(arguments: list[s
         "seed=1 holds a run already: continue it with --resume"
     )
     assert with_options("seed=2 and seed=1", ["train", *arguments]) == "--seed 2 and seed=1"
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("train", "make room, then continue with --resume"),
+        ("pate", "make room, then continue with --resume"),
+        ("compare", "make room, then give the same command again"),
+        ("tune", "make room, then give the same command again"),
+        ("reproduce", "make room, then give the same command again"),
+    ],
+)
+def test_only_commands_that_have_it_are_told_to_resume(
+    command: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mixmatch", command, "digits"])
+    assert in_command("make room, then continue with resume=True") == shown
+
+
+@pytest.mark.parametrize(
+    "words", [["compare", "digits"], ["tune", "digits"], ["predict", "run", "a.png"], ["data", "list"], ["label", "."]]
+)
+def test_torchrun_is_for_train_alone(words: list[str], call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    refused = call(*words)
+    one_line(refused, f"start mixmatch {words[0]} without torchrun")
+    assert refused.code == 2
+    assert call("train", "--help").code == 0
 
 
 def test_the_command_line_shows_options(call: Call) -> None:

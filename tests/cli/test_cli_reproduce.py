@@ -127,6 +127,8 @@ def test_the_precision_and_the_students_are_listed(call: Call, monkeypatch: pyte
         (["ablaton"], "error: unknown table 'ablaton': did you mean 'ablation'?"),
         (["label-guesing"], "error: unknown table 'label-guesing': did you mean 'label-guessing'?"),
         (["label-guessing"], "error: label-guessing shows a trained model's guesses: name its run folder with --run"),
+        (["label-guessing", "--run", "run", "--part", "1/2"], "error: --part is for runs, and label-guessing is drawn"),
+        (["stl10", "--device", "nowhere"], "error: unknown device 'nowhere'"),
         (["label-guessing", "--run", "nowhere"], "error: nowhere is not a run folder"),
         (["cifar10", "--methods", "mixmach"], "error: unknown method 'mixmach': did you mean 'mixmatch'?"),
         (["stl10", "--methods", "vat"], "error: method 'vat' is not in this table (it has: mixmatch)"),

@@ -57,6 +57,8 @@ def test_errors(call: Call) -> None:
     assert not Path("new").exists()
     for words, message in {
         ("--search", "lambda_v=1..2"): "unknown setting 'lambda_v': did you mean 'lambda_u'?",
+        ("--search", "T="): "cannot search 'T=': it is not NAME=LOW..HIGH, NAME=LOW..HIGH:log or NAME=a,b,c",
+        ("--device", "nowhere"): "unknown device 'nowhere'",
         ("--only",): "--only needs --search: say what to search",
         ("--valid", "0"): "--valid 0 leaves no validation images to compare trials on: leave it out",
         ("--trials", "0"): "--trials 0 must be above 0",

@@ -17,7 +17,7 @@ from mixmatch.cli.commands import ManyValues, PlainCommand, PlainFlags, unwrappe
 from mixmatch.errors import MixMatchError
 from mixmatch.text import printable
 from mixmatch.training.stop import Interrupted, stop_as_usual
-from mixmatch.training.torchrun import leads
+from mixmatch.training.torchrun import leads, started_processes
 
 
 class Command(NamedTuple):
@@ -148,6 +148,11 @@ class Lazy(PlainFlags, TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         entry = self.table.get(name or "")
+        if self.table is COMMANDS and name != "train" and (processes := started_processes()) > 1:
+            raise MixMatchError(
+                f"torchrun started {processes} processes, but only mixmatch train shares a run among them: start "
+                f"mixmatch {name} without torchrun"
+            )
         if isinstance(entry, Command):
             command = _loaded(str(name), entry, rest)
         return name, command, rest
@@ -225,10 +230,9 @@ def main(failed: BaseException | None = None) -> None:
             raise failed
         code = command_line()(prog_name="mixmatch", standalone_mode=False)
     except MixMatchError as error:
-        _fail(with_options(str(error), sys.argv[1:]), 2)
+        _fail(in_command(str(error)), 2)
     except Interrupted as stopped:
-        takes_resume = sys.argv[1:2] in (["train"], ["pate"])
-        continues = "continue with --resume" if takes_resume else "the same command continues from there"
+        continues = RESUME if _takes_resume() else "the same command continues from there"
         where = f"stopped at step {stopped.step:,}, which is saved" if stopped.step else "stopped"
         if leads():
             print(f"{where}: {continues}", file=sys.stderr)
@@ -261,7 +265,18 @@ def main(failed: BaseException | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-_VALUE = r"""True\b|'[^']*'|"[^"]*"|[\w.:+-]*+"""
+def _takes_resume() -> bool:
+    return sys.argv[1:2] in (["train"], ["pate"])
+
+
+def in_command(message: str) -> str:
+    """A library's message as the command that was given says it. Most commands continue runs unasked."""
+    text = with_options(message, sys.argv[1:])
+    return text if _takes_resume() else text.replace(RESUME, "give the same command again")
+
+
+RESUME = "continue with --resume"
+_VALUE = r"""True\b|\w+://[\w.:\[\]-]*+|'[^']*'|"[^"]*"|[\w.:+-]*+"""
 _PARAMETER = re.compile(rf"(?<![\w'\"{{/\\?&.=,-])(?<!\w\()([A-Za-z][A-Za-z_]*)=({_VALUE})(?![\w/\\=>{{\[])")
 
 
@@ -277,7 +292,7 @@ def with_options(message: str, arguments: Iterable[str] = ()) -> str:
 
     def option(match: re.Match[str]) -> str:
         name, value = match.groups()
-        if name.startswith("MIXMATCH_"):  # a variable of the environment
+        if name.startswith("MIXMATCH_") or name == "NAME":  # a variable of the environment; any parameter
             return match[0]
         flag = f"--{name.replace('_', '-')}"
         ended = re.fullmatch(r"(.*?)([.:]*)", value)  # a full stop or a colon may end the sentence

@@ -11,6 +11,7 @@ from rich.table import Table as Screen
 
 from mixmatch.augment import weak_augmentation
 from mixmatch.classifier import load_run
+from mixmatch.cli import in_command
 from mixmatch.cli.options import (
     DataDir,
     Device,
@@ -92,6 +93,10 @@ def reproduce(
       mixmatch reproduce label-guessing --run runs/cifar
     """
     if table == FIGURE:
+        others = {"labels": labels, "methods": methods, "seeds": seeds, "steps": steps, "passes": passes}
+        others |= {"precision": precision, "split": split, "dry_run": dry_run, "ray": ray, "part": part}
+        if given := [name for name, value in others.items() if value not in (None, [], False)]:
+            raise MixMatchError(f"{given[0]}= is for runs, and {FIGURE} is drawn from one: leave it out")
         _label_guessing(run, results, data_dir, device)
         return
     if table not in TABLES:
@@ -109,7 +114,16 @@ def reproduce(
     if dry_run:
         _list(table, runs, out, results, device, as_json)
         return
-    failed = run_all(runs, out, results, say, data_dir=data_dir, device=device, strict=strict, executor=executor)
+    failed = run_all(
+        runs,
+        out,
+        results,
+        lambda text: say(in_command(text)),
+        data_dir=data_dir,
+        device=device,
+        strict=strict,
+        executor=executor,
+    )
     known = records.load_all(results, warn)
     ours = [record for record in (finished(run, known) for run in runs) if record is not None]
     if part is None:
@@ -124,7 +138,7 @@ def reproduce(
         if part is None:
             say(f"report: {results / f'{table}.md'}")
     for planned, reason in failed:
-        say(f"failed: {planned.name}: {reason}")
+        say(f"failed: {planned.name}: {in_command(reason)}")
     if failed:
         raise typer.Exit(1)
 

@@ -13,7 +13,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from mixmatch.cli import with_options
+from mixmatch.cli import in_command
 from mixmatch.cli.options import (
     READING,
     DataDir,
@@ -103,7 +103,7 @@ def tune(
         trials=trials,
         minutes=minutes,
         executor=executor_for(ray),
-        say=(lambda text: None) if quiet else lambda text: say(with_options(text)),
+        say=(lambda text: None) if quiet else lambda text: say(in_command(text)),
         reporter=(lambda suffix: Quiet()) if quiet else on_stderr,
         config=config,
         checkpoint_every=checkpoint_every,
@@ -117,7 +117,7 @@ def tune(
         _show(data, result)
     failed = [trial for trial in result.trials if trial.state == "failed"]
     for trial in failed:
-        say(f"failed: trial {trial.number}: {with_options(trial.reason)}; the same command tries it again")
+        say(f"failed: trial {trial.number}: {in_command(trial.reason)}; the same command tries it again")
     if failed:
         raise typer.Exit(1)
 

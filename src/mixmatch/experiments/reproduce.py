@@ -133,8 +133,6 @@ def run_all(
 
     A run that fails does not stop the rest; returns those with the reason.
     """
-    with explaining(f"cannot write to {records_folder}", "choose another folder with results="):
-        records_folder.mkdir(parents=True, exist_ok=True)
     records = records_.load_all(records_folder, warn=lambda message: None)
     numbers, heads, todo = {}, {}, {}
     for place, run in enumerate(runs, 1):
@@ -145,7 +143,11 @@ def run_all(
             say(f"{heads[run.name]}: finished before")
         else:
             todo[run.name] = run
-    waiting = list(todo.values())
+    waiting, executor = list(todo.values()), executor or Here(side_by_side)
+    if waiting:
+        executor.places(device)  # without the device or the cluster, nothing is written
+    with explaining(f"cannot write to {records_folder}", "choose another folder with results="):
+        records_folder.mkdir(parents=True, exist_ok=True)
     # Rows may differ in a setting that a progress bar does not show, such as K: the number tells them apart.
     work = []
     for run in waiting:
@@ -153,7 +155,7 @@ def run_all(
         out = runs_folder / run.name
         job = Job(run.settings, out, given, resume=True, device=device, data_dir=data_dir, strict=strict)
         work.append(Work(job, reporter=reporter() if reporter else progress.on_stderr(f" {numbers[run.name]}")))
-    executor, failed = executor or Here(side_by_side), list[tuple[Planned, str]]()
+    failed = list[tuple[Planned, str]]()
     for number, outcome in executor.run(work, started=lambda number: say(heads[waiting[number].name])):
         run = waiting[number]
         if isinstance(outcome, Exception):  # the other runs continue

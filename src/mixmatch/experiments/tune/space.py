@@ -86,7 +86,7 @@ def parse(text: str, declared: Mapping[str, Setting]) -> tuple[str, Range | Choi
     """A setting and where to search it, from `NAME=LOW..HIGH`, `NAME=LOW..HIGH:log` or `NAME=a,b,c`."""
     name, equals, where = (part.strip() for part in text.partition("="))
     name = name.replace("-", "_")
-    how = f"'{text}' is not NAME=LOW..HIGH, NAME=LOW..HIGH:log or NAME=a,b,c"
+    how = f"'{text}': it is not NAME=LOW..HIGH, NAME=LOW..HIGH:log or NAME=a,b,c"
     if not equals or not name or not where:
         raise MixMatchError(f"cannot search {how}")
     if name not in declared:
