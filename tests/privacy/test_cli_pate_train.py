@@ -59,6 +59,8 @@ def test_from_teachers_to_a_student(call, tmp_path):
         code, out, err = call(*teachers, "--part", part, "--json")
         assert code == 0, err
         assert json.loads(out) == {"part": part, "teachers": count}
+    loud = [word for word in teachers if word != "--quiet"]
+    assert "these teachers vote; votes are counted when all have" in call(*loud, "--part", "3/3")[2]
     assert not (tmp_path / "t" / "votes.npz").exists()
     trained = {path: path.stat().st_mtime_ns for path in tmp_path.glob("t/teachers/*/result.json")}
     code, out, err = call(*teachers, "--resume", "--json")

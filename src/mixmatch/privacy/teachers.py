@@ -142,7 +142,7 @@ def _train(plan: Plan, out: Path, options: RunOptions, say: Say, part: slice = s
     if left := len(labeled_rows(source)) - plan.teachers * len(shards[0]):
         say(f"private images in no shard: {left:,}")
     records = train_runs(runs[part], "teacher", say, executor=options.executor)
-    say("the teachers vote")
+    say("the teachers vote" if part == slice(None) else "these teachers vote; votes are counted when all have")
     public_sha256 = inputs_sha256(public)
     ballots = [_vote(run.job.out, public, public_sha256, options.device) for run in runs[part]]
     described = {
