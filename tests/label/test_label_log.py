@@ -200,6 +200,17 @@ def test_keys_that_no_class_can_have(tmp_path: Path, key: Any) -> None:
         book_of(tmp_path).act("ann", "class-add-1", "add", {"name": "bird", "key": key})
 
 
+def test_a_class_does_not_take_the_key_of_another(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    for number, (name, key) in enumerate({"cat": "1", "dog": "2"}.items()):
+        book.act("ann", f"class-add-{number}", "add", {"name": name, "key": key})
+    with pytest.raises(Refused, match="the key 1 is that of 'cat': choose another"):
+        book.act("ann", "key-00001", "key", {"name": "dog", "key": "1"})
+    for number, key in enumerate(["2", None, "q"]):
+        book.act("ann", f"key-1000{number}", "key", {"name": "dog", "key": key})
+    assert [c.key for c in book.state.classes] == ["1", "q"]
+
+
 # ------------------------------------------------------------------------------------------------------- any sequence
 
 

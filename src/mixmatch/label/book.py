@@ -266,7 +266,7 @@ class Book:
                 if content["into"] == content["name"]:
                     raise Refused(f"'{content['name']}' cannot be merged into itself")
             elif do == "key":
-                content["key"] = None if asked["key"] is None else _key(asked["key"])
+                content["key"] = None if asked["key"] is None else self._free_key(asked["key"], content["name"])
             self._commit([self._event("class", who, id, **content)])
 
     def _known(self, name: object) -> LabelClass:
@@ -277,9 +277,10 @@ class Book:
             raise Refused(f"there is no class '{name}'")
         return found
 
-    def _free_key(self, key: str) -> str:
+    def _free_key(self, key: str, own: str | None = None) -> str:
+        """A key that no other class than `own` has."""
         key = _key(key)
-        if (other := next((c for c in self.state.classes if c.key == key), None)) is not None:
+        if (other := next((c for c in self.state.classes if c.key == key and c.name != own), None)) is not None:
             raise Refused(f"the key {key} is that of '{other.name}': choose another")
         return key
 
