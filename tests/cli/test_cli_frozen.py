@@ -55,6 +55,17 @@ def test_train_says_what_it_learns_from_and_ends_with_a_report(call: Any, stripe
     assert (again.code, note in again.err) == (0, False)
 
 
+def test_compare_says_it_in_options_that_it_has(call: Any, stripes: Path, tmp_path: Path) -> None:
+    short = ("--steps", 2, "--batch-size", 4, "--device", "cpu")
+    result = call("compare", stripes, *short, "--methods", "supervised", "--out", tmp_path / "by-default")
+    assert result.code == 0, result.err
+    assert f"--features {SUGGESTED}" in result.err
+    assert "--features none" in result.err
+    assert "features=" not in result.err
+    result = call("compare", stripes, *short, "--methods", "supervised", "--features", "basic", "--out", tmp_path / "x")
+    assert (result.code, "learning from basic features" in result.err) == (0, False)
+
+
 def test_predict_evaluate_and_export_take_images(call: Any, stripes: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert call("train", stripes, "--out", out, "--no-baseline", *FAST).code == 0

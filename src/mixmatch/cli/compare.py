@@ -11,6 +11,7 @@ from rich import box
 from rich.table import Table
 
 from mixmatch import settings as settings_
+from mixmatch.cli import with_options
 from mixmatch.cli.options import (
     READING,
     DataDir,
@@ -33,7 +34,7 @@ from mixmatch.experiments.compare import plot, summarize
 from mixmatch.methods import METHODS
 from mixmatch.text import count
 
-RUN_SETTINGS = ("labels", "steps", "batch_size")
+RUN_SETTINGS = ("labels", "steps", "batch_size", "features")
 RUN = Panel(None, {name: settings_.of_run()[name] for name in RUN_SETTINGS}, varying=RUN_SETTINGS)
 
 
@@ -75,9 +76,8 @@ def compare(
     folder = out or Path("runs") / f"compare-{Path(data).resolve().name if is_path(data) else data}"
     given = {name: settings.pop(name) for name in RUN.settings if name in settings}
     share, executor = parse_part(part), executor_for(ray)
-    records = run_all(
-        data, methods, seeds, folder, settings, data_dir=data_dir, device=device, executor=executor, part=share, **given
-    )
+    given |= {"data_dir": data_dir, "device": device, "executor": executor, "part": share, "spelled": with_options}
+    records = run_all(data, methods, seeds, folder, settings, **given)
     rows = summarize(records)
     if part is None:
         plot(records, folder / "error.png")

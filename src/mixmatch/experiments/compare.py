@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ def compare(
     reporter: Reporter | None = None,
     executor: Executor | None = None,
     part: slice = slice(None),
+    spelled: Callable[[str], str] = str,
     **settings: Any,
 ) -> list[Record]:
     """Train each method with each seed, in `out`/METHOD-seedSEED: side by side on a GPU, else one after the other.
@@ -45,6 +47,7 @@ def compare(
         reading: how user data is read.
         executor: who does the runs; by default this machine.
         part: which of the runs to do.
+        spelled: how what is said when a run begins names settings.
         **settings: of the runs, the same for every method.
     """
     labels = _labels(methods)
@@ -58,7 +61,8 @@ def compare(
     for (label, seed), folder in folders.items():
         given = {**settings, "method": labels[label], "seed": seed}
         shared: dict[str, Any] = {"resume": True, "device": device, "data_dir": data_dir, "reporter": reporter}
-        work.append(plan(data, given, reading, out=folder, **shared))
+        each = plan(data, given, reading, out=folder, **shared)
+        work.append(replace(each, note=spelled(each.note)))
     unfinished = [each for each in work if not _finished(RunFolder(each.job.out), settings.get("steps"))]
     if unfinished and is_path(data):
         read = read_user_data(Path(data), Reading.of(unfinished[0].job.settings.data_options))
