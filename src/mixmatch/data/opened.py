@@ -69,11 +69,11 @@ def to_data(user: UserData, seed: int, hold_out: str) -> Data:
     elif hold_out == "none":
         basis = Basis(missing=f"nothing was held out to evaluate on, as hold_out=none says; add labeled {place}")
     elif len(user.classes) - len(small) < needed:
-        missing = int(np.argsort(-counts, kind="stable")[needed - 1])  # the last that has to reach 10
+        most = np.sort(counts)[-needed]  # of the last class that has to reach 10
         of = {"large-classes": "a class", "two-classes": "two classes"}.get(hold_out, "each class")
         basis = Basis(
-            missing=f"too few labels to evaluate: '{user.classes[missing]}' has {counts[missing]}, and it takes "
-            f"{MIN_LABELS} of {of} to hold some out; add labels, or labeled {place}"
+            missing=f"too few labels to evaluate: '{user.classes[counts.tolist().index(most)]}' has {most}, and it "
+            f"takes {MIN_LABELS} of {of} to hold some out; add labels, or labeled {place}"
         )
     else:
         held = _stratified(train.labels, labeled, seed)
