@@ -15,6 +15,10 @@ from typing import Any
 
 import pytest
 
+# As `make` has it, where pytest is called by itself: only with the same number of threads are models bit-identical.
+for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
 # A shell starts jobs in the background with Ctrl-C ignored, and a run leaves it so. Tests of stopping need it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
