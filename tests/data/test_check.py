@@ -64,7 +64,7 @@ def test_uneven_classes_are_worth_a_word(a: int, b: int, uneven: bool) -> None:
         more, fewer = ("a", "b") if a > b else ("b", "a")
         assert found[0].message == f"classes are uneven: '{more}' has 20 labels, '{fewer}' has 4"
         assert found[0].severity == "info"
-        assert "label_sampling=balanced" in found[0].advice
+        assert "lambda_u=1" in found[0].advice
         assert "balance=abc" in found[0].advice
         (without,) = inspect.uneven(images(labels, flat([*range(len(labels))])))
         assert "label_sampling=balanced" in without.advice

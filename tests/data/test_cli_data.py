@@ -201,5 +201,5 @@ def test_the_command_makes_up_for_uneven_classes_if_the_method_can(
     monkeypatch.setattr(methods, "declared", lambda method: {})
     assert command() == f"mixmatch train {folder} --steps 300"
     said = invoke("check", str(folder)).stdout
-    assert "'cat' has 9 labels, 'dog' has 1: try --label-sampling balanced, which" in said
-    assert "--method fixmatch --balance abc, which makes up for it in unlabeled images too" in said
+    assert "'cat' has 9 labels, 'dog' has 1: if unlabeled data does not help, try --lambda-u 1, which" in said
+    assert "or from pixels, on a GPU, --method fixmatch --balance abc, which trains on all classes" in said

@@ -80,12 +80,16 @@ def uneven(data: UserData) -> Iterator[Finding]:
     most, fewest = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
     if not 0 < UNEVEN * counts[fewest] <= counts[most]:
         return
-    balanced = "label_sampling=balanced, which draws every class equally often"
-    balance = f"method=fixmatch balance=abc, which makes up for it in unlabeled {data.noun}s too"
+    if not len(data.unlabeled):
+        advice = "try label_sampling=balanced, which draws every class equally often"
+    else:
+        advice = "if unlabeled data does not help, try lambda_u=1, which gives guesses less weight"
+        if data.is_images:
+            advice += "; or from pixels, on a GPU, method=fixmatch balance=abc, which trains on all classes alike"
     yield Finding(
         "uneven-classes",
         f"classes are uneven: '{most}' has {count(counts[most], 'label')}, '{fewest}' has {counts[fewest]}",
-        advice=f"try {balanced}, or {balance}" if len(data.unlabeled) else f"try {balanced}",
+        advice=advice,
         severity="info",
     )
 
