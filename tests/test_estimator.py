@@ -201,6 +201,19 @@ def test_none_is_the_default_for_such_data(kind: Any) -> None:
     assert settings.flat(further) == {**flat, "weight_decay": 0.1, "ramp": 5}
 
 
+@pytest.mark.parametrize(("name", "value"), [("pad", 3), ("precision", "bf16")])
+def test_a_parameter_wins_over_what_follows_from_the_images(name: str, value: Any) -> None:
+    digits = load_digits(n_class=2)
+    x, y = (digits.images[:40] * 15).astype(np.uint8), np.where(np.arange(40) < 20, digits.target[:40], -1)
+    model = MixMatchClassifier(**{**FAST, "steps": 2, "batch_size": 8})
+    probabilities = {
+        way: clone(model).set_params(**given).fit(x, y).predict_proba(x)
+        for way, given in {"default": {}, "parameter": {name: value}, "further": {"settings": {name: value}}}.items()
+    }
+    np.testing.assert_array_equal(probabilities["parameter"], probabilities["further"])
+    assert not np.array_equal(probabilities["parameter"], probabilities["default"])
+
+
 @dataclass(frozen=True)
 class Agree(Method):
     """Two views of a row should get the same prediction."""

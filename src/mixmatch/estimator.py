@@ -173,7 +173,8 @@ class MixMatchClassifier(ClassifierMixin, BaseEstimator, _Parameters):  # type: 
     def _train(self, source: Source, labeled: npt.NDArray[np.bool_]) -> Classifier:
         kind: Kind = "images" if source.train.is_images else "features"
         device = pick_device(self.device)
-        settings = completed(self._settings(kind), lambda name: name in (self.settings or {}), source, device, kind)
+        given = {name for name, value in {**self.get_params(), **(self.settings or {})}.items() if value is not None}
+        settings = completed(self._settings(kind), given.__contains__, source, device, kind)
         method = self.method if isinstance(self.method, Method) else settings.build_method()
         unlabeled = np.flatnonzero(~labeled)
         if settings.unlabeled == "all":
