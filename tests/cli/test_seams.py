@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -189,7 +189,10 @@ def test_all_rows_are_unlabeled_ones_wherever_that_is_asked_for(tmp_path: Path, 
     split = Split(np.arange(20), np.arange(20, 60), np.arange(0), np.arange(20))
     given = {name: value for name, value in SMALL.items() if name != "labels"}
     mixmatch.train(source, split=split, method=Counting(), steps=1, out=tmp_path / "a", **given)
-    assert Counting.seen == [60, 60]
+    whole = replace(split, unlabeled=np.arange(60))  # as make_split(unlabeled="all") has it
+    record = mixmatch.train(source, split=whole, method=Counting(), steps=1, out=tmp_path / "whole", **given)
+    assert Counting.seen == [60, 60, 60]
+    assert record["split"]["hash"] == whole.hash
     with pytest.raises(MixMatchError, match="unlabeled= contradicts split="):
         mixmatch.train(source, split=split, unlabeled="all", steps=1, out=tmp_path / "b", **given)
     full = csv(tmp_path / "full.csv", 40)

@@ -101,7 +101,8 @@ def _kind(data: str | Source) -> Kind | None:
 
 def _open_source(source: Source, split: Split | None, settings: Settings) -> Data:
     if split is not None and settings.unlabeled == "all":  # what the method asks for
-        split = replace(split, unlabeled=np.concatenate([split.labeled, split.unlabeled]))
+        missing = split.labeled[~np.isin(split.labeled, split.unlabeled)]
+        split = replace(split, unlabeled=np.concatenate([missing, split.unlabeled]))
     if split is None:
         split = opening.split_of(source, settings)
     return opening.embedded(Data(source, split, Basis(f"its {len(split.test):,} test {source.noun}s")), settings)
