@@ -56,6 +56,14 @@ def test_longer_runs_with_fused_passes_are_shown_and_named() -> None:
     assert "| 1,048,576, fused | 5.00 |" in line  # not the paper's run
 
 
+def test_the_papers_runs_are_displaced_by_no_others() -> None:
+    paper = headline(RUNS[:2])
+    assert headline([*RUNS[:2], record("mixmatch", 1, [40.0, 5.0], steps=2 * FULL)]) == paper
+    fused = [record("mixmatch", seed, [40.0, 5.0], passes="fused") for seed in (1, 2, 3)]
+    assert headline([*RUNS[:2], *fused]) == paper
+    assert "| 300,000 | 8.00 |" in headline([record("mixmatch", 1, [40.0, 8.0], steps=300_000)])  # no simple part
+
+
 def test_the_page_opens_with_them() -> None:
     page = results_page(RUNS, Path("images/x.png"))
     assert page.index("## In short") < page.index("](images/x.png)") < page.index("## The paper's tables")

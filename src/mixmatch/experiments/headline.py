@@ -27,8 +27,8 @@ CURVES = ("cifar10", 250)
 
 
 class Standing(NamedTuple):
-    """How far the runs of a cell have come: those with the most steps, all with the same passes and of one
-    precision."""
+    """How far the runs of a cell have come: those with the most steps, up to the paper's, all with the same passes and
+    of one precision."""
 
     row: Row
     labels: Labels
@@ -69,10 +69,14 @@ def standings(records: Sequence[Record]) -> Iterator[Standing]:
                 continue
             for labels in row.targets:
                 steps = {r["steps"] for r in records if (r["data"], r["method"]) == (row.data, row.method)}
-                for count in sorted(steps, reverse=True):
-                    found = [runs for each in _passes(row) for runs in find_runs(each, labels, records, count).values()]
+                for count in sorted((n for n in steps if n <= full_steps(row.data)), reverse=True):
+                    found = [
+                        Standing(row, labels, table.metric, runs)
+                        for each in _passes(row)
+                        for runs in find_runs(each, labels, records, count).values()
+                    ]
                     if found:
-                        yield Standing(row, labels, table.metric, max(found, key=len))
+                        yield max(found, key=lambda standing: (standing.complete, len(standing.runs)))
                         break
 
 
@@ -89,8 +93,9 @@ def headline(records: Sequence[Record]) -> str:
         values, data = each.values, SOURCES[each.row.data.removesuffix("-test")].title
         ours = f"{statistics.mean(values):.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
         seeds = f"{len(values)} of {len(each.row.seeds_of(each.labels))}"
-        share = full_steps(each.row.data) // each.steps
-        steps = f"{each.steps:,}" + ("" if share == 1 else f" (1/{share})") + (", fused" if each.fused else "")
+        share, rest = divmod(full_steps(each.row.data), each.steps)
+        part = f" (1/{share:,})" if share > 1 and not rest else ""
+        steps = f"{each.steps:,}{part}{', fused' if each.fused else ''}"
         what = f"{each.row.name}, {data}"
         if each.metric == "accuracy":
             what = f"PATE student: {what}, accuracy"
@@ -100,9 +105,9 @@ def headline(records: Sequence[Record]) -> str:
 
 
 IN_SHORT = """\
-Of each cell the longest runs there are, beside what was published. In bold: all of the paper's steps, the median of
-the last 20 evaluations; else the error at the end of shorter runs, which is no verdict. *fused*: with passes that
-differ from the authors' and are faster. Several seeds: mean ± deviation."""
+Of each cell the longest runs there are, up to the paper's steps, beside what was published. In bold: all of these
+steps, the median of the last 20 evaluations; else the error at the end of shorter runs, which is no verdict. *fused*:
+with passes that differ from the authors' and are faster. Several seeds: mean ± deviation."""
 
 FIGURE = """\
 ![Test error over minutes of training, a line per seed, with the published numbers dotted]({picture})
