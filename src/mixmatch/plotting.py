@@ -61,14 +61,17 @@ def span(axes: Any, low: float, high: float, log: bool) -> None:
 
 
 def name_line_ends(axes: Any, ends: Sequence[tuple[float, str, str]], gap: float, **look: Any) -> None:
-    """Write each (height, text, color) to the right of the axes, whose limits are set already. A text is at least `gap`
-    of the axes' height above the one below it; on a log scale, at `gap` times the height of that one."""
-    low, high = axes.get_ylim()
-    place, log = -math.inf, axes.get_yscale() == "log"
+    """Write each (height, text, color) to the right of the axes, whose limits are set already: at its height where
+    there is room, and none above the top. A text is at least `gap` of the axes' height above the one below it; on a log
+    scale, at `gap` times the height of that one."""
+    (low, high), log = axes.get_ylim(), axes.get_yscale() == "log"
+    scaled, back = (math.log, math.exp) if log else (float, float)
+    gap, place, above = math.log(gap) if log else gap * (high - low), -math.inf, len(ends)
     for end, text, color in sorted(ends):
-        place = max(end, place * gap if log else place + gap * (high - low))
+        above -= 1
+        place = min(max(scaled(max(end, low)), place + gap), scaled(high) - above * gap)
         where: Any = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
-        axes.annotate(text, (1.01, place), color=color, **where, **look)
+        axes.annotate(text, (1.01, back(place)), color=color, **where, **look)
 
 
 def save(figure: Any, path: Path, suffixes: Sequence[str] = ()) -> None:

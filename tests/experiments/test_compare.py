@@ -39,6 +39,14 @@ def test_every_method_has_a_line_and_a_name(tmp_path: Path, axes: Any, count: in
     assert all(high - low > 10 for low, high in itertools.pairwise(heights))  # none over another
 
 
+def test_names_stay_within_the_picture_where_all_methods_end_at_its_top(tmp_path: Path, axes: Any) -> None:
+    plot([record(f"method-{n}", 1, (88.0, 90.0)) for n in range(16)], tmp_path / "error.png")
+    heights = [text.xy[1] for text in axes(1).texts]
+    assert heights[0] > 0
+    assert heights[-1] <= axes(1).get_ylim()[1]
+    assert all(low < high for low, high in itertools.pairwise(heights))
+
+
 def test_line_styles_differ() -> None:
     assert len({tuple(line_style(number).items()) for number in range(72)}) == 72
     assert {line_style(number)["linestyle"] for number in range(9)} == {"-"}
