@@ -24,7 +24,7 @@ from typing import Any
 from mixmatch.errors import MixMatchError
 from mixmatch.experiments import records, reproduce
 from mixmatch.experiments.reproduce import Planned
-from mixmatch.experiments.tables import Row
+from mixmatch.experiments.tables import Row, full_steps
 from mixmatch.training import checkpoint
 from mixmatch.training.run import Record, RunFolder
 from mixmatch.training.stop import Interrupted
@@ -73,12 +73,14 @@ PARTS = (
 
 
 def state(run: Planned, known: list[Record], folder: Path) -> dict[str, Any]:
-    """How far a run is, and its error so far: the reported one if it is finished, else the newest."""
+    """How far a run is, and its error as docs/results.md opens with it: the paper's median after all of its steps, else
+    the newest."""
     done, ours = reproduce.finished(run, known), RunFolder(folder / run.name)
     name = {"method": run.settings.method, "data": run.settings.data, "labels": run.settings.labels}
     name |= {"passes": run.settings.method_settings.get("passes", ""), "seed": run.settings.seed}
     if done is not None:
-        return {**name, "steps": run.settings.steps, "at": done["steps"], "error": done["error"], "state": "finished"}
+        error = done["error" if done["steps"] == full_steps(run.settings.data) else "last_error"]
+        return {**name, "steps": run.settings.steps, "at": done["steps"], "error": error, "state": "finished"}
     metrics = ours.metrics() if ours.exists() else []
     saved = checkpoint.list_checkpoints(ours.checkpoints) if ours.exists() else []
     at = int(saved[0].name.removeprefix("step-")) if saved else 0

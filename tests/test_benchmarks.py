@@ -166,9 +166,10 @@ def test_the_list_of_long_runs_knows_what_is_finished(tmp_path: Path, monkeypatc
     done, left = long_runs.Part("cifar10", 250, (1,), 2**16).runs() + long_runs.Part("svhn", 250, (9,), 2**16).runs()
     row = long_runs.state(done, known, tmp_path)
     assert (row["state"], row["at"]) == ("finished", 2**16)
-    assert row["error"] == next(
-        r["error"] for r in known if r["seed"] == 1 and r["steps"] == 2**16 and r["labels"] == 250
-    )
+    record = next(r for r in known if r["seed"] == 1 and r["steps"] == 2**16 and r["labels"] == 250)
+    assert row["error"] == record["last_error"] != record["error"]
+    (whole,) = long_runs.Part("cifar10", 250, (1,), 2**20).runs()
+    assert long_runs.state(whole, known, tmp_path)["error"] == next(r["error"] for r in known if r["steps"] == 2**20)
     assert long_runs.state(left, known, tmp_path)["state"] == "to do"
     folder = tmp_path / left.name
     (folder / "checkpoint" / "step-00002048").mkdir(parents=True)
