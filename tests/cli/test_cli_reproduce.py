@@ -95,13 +95,24 @@ def test_a_part_leaves_the_report_to_the_last(call: Call, tmp_path: Path) -> Non
     assert list((tmp_path / "results").iterdir()) == []
 
 
-def test_passes_are_listed_and_are_for_mixmatch_alone(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_are_listed_for_methods_that_have_them(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mixmatch.cli.reproduce.estimate", lambda runs, device: [1.0] * len(runs))
     result = call("reproduce", "stl10", "--labels", 5000, "--passes", "fused", "--dry-run", "--json")
     assert result.code == 0, result.err
     assert [r["settings"]["method_settings"]["passes"] for r in json.loads(result.out)["runs"]] == ["fused"]
+    result = call("reproduce", "successors", "--labels", 400, "--seeds", 1, "--passes", "fused", "--dry-run", "--json")
+    assert result.code == 0, result.err
+    runs = json.loads(result.out)["runs"]
+    assert {(r["method"], r["settings"]["method_settings"]["passes"]) for r in runs} == {
+        (method, "fused") for method in ("uda", "fixmatch", "flexmatch", "freematch", "softmatch", "adamatch")
+    }
     result = call("reproduce", "cifar10", "--passes", "fused", "--dry-run")
-    assert (result.code, result.err) == (2, "error: --passes is for MixMatch: add --methods mixmatch\n")
+    assert (result.code, result.err) == (
+        2,
+        "error: --passes is for methods with that setting: add --methods mixmatch\n",
+    )
+    result = call("reproduce", "cifar10", "--labels", "all", "--passes", "fused", "--dry-run")
+    assert (result.code, result.err) == (2, "error: --passes is for methods with that setting: leave it out\n")
     result = call("reproduce", "stl10", "--passes", "fusd", "--dry-run")
     assert (result.code, result.err) == (2, "error: --passes 'fusd' must be one of official, fused\n")
 

@@ -31,6 +31,7 @@ from mixmatch.execution.executor import executor_for
 from mixmatch.experiments import figures, paper_tables, records
 from mixmatch.experiments.reproduce import Planned, choose, estimate, finished, plan, run_all, state
 from mixmatch.experiments.tables import TABLES
+from mixmatch.methods import declared
 from mixmatch.settings import Precision, of_run
 from mixmatch.storage import replace_durably
 from mixmatch.text import count, duration
@@ -48,7 +49,7 @@ def reproduce(
     methods: Annotated[list[str], typer.Option(help="Only these methods.")] = [],  # noqa: B006
     seeds: Annotated[list[int], typer.Option(help="These seeds instead of the paper's.")] = [],  # noqa: B006
     steps: Annotated[int | None, typer.Option(help="Another number of steps than the paper's 2^20.")] = None,
-    passes: Annotated[str | None, typer.Option(help="MixMatch's passes: official or fused.")] = None,
+    passes: Annotated[str | None, typer.Option(help="Of MixMatch and its successors: official or fused.")] = None,
     precision: Annotated[Precision | None, typer.Option(help="By default bf16 where it is faster.")] = None,
     split: Annotated[
         str | None,
@@ -103,8 +104,11 @@ def reproduce(
         raise unknown("table", table, [*TABLES, FIGURE])
     chosen = TABLES[table]
     counts: list[Any] = [of_run()["labels"].parse(number) for number in labels]
-    if passes is not None and any(row.method != "mixmatch" for row, _ in choose(chosen, counts, methods, split)):
-        raise MixMatchError("--passes is for MixMatch: add --methods mixmatch")
+    all_of = {row.method: "passes" in declared(row.method) for row, _ in choose(chosen, counts, methods, split)}
+    if passes is not None and not all(all_of.values()):
+        having = " ".join(method for method, has in all_of.items() if has)
+        instead = f"add --methods {having}" if having else "leave it out"
+        raise MixMatchError(f"--passes is for methods with that setting: {instead}")
     settings = {} if passes is None else {"passes": passes}
     runs = plan(chosen, counts, methods, seeds, steps, split, precision, **settings)[parse_part(part)]
     executor = executor_for(ray)
