@@ -369,6 +369,13 @@ def test_other_runs_on_the_page() -> None:
     assert "CIFAR-10" not in short  # a full run is in its table alone
 
 
+def test_a_run_of_a_method_from_outside_is_on_the_page_with_its_settings() -> None:
+    run = record("digits", "supervised", 20, 1, 25.0, steps=10)
+    run["method"] = run["settings"]["method"] = "custom:Mine"
+    run["settings"] |= {"batch_size": 8, "method_settings": {"weight": 2.0, "T": 0.5}}
+    assert "| custom:Mine (batch_size=8, weight=2.0, T=0.5) | 1 | 25.00 |" in results_page([run])
+
+
 def test_every_table_is_on_the_page() -> None:
     page = results_page([])
     for name, table in TABLES.items():

@@ -21,6 +21,7 @@ from typing import get_args
 from mixmatch.data import SOURCES
 from mixmatch.experiments import records as records_
 from mixmatch.experiments.tables import FULL_STEPS, TABLES, Row, Table, Target, full_steps, label_count
+from mixmatch.methods import CUSTOM
 from mixmatch.settings import Labels, Precision, from_dict, resolve
 from mixmatch.training.run import Record
 
@@ -244,11 +245,17 @@ def _ran_on(record: Record) -> str:
 
 
 def _name(record: Record) -> str:
-    """The method, and which of its settings are not the preset for this data set."""
+    """The method, and which of its settings are not the preset for this data set; of a method from outside the package,
+    whose defaults are not known, all of its own."""
     settings = from_dict(record["settings"])
-    usual = resolve(settings.data, {"method": settings.method, "labels": settings.labels})
+    outside = settings.method.startswith(CUSTOM)
+    usual = resolve(settings.data, {"method": "supervised" if outside else settings.method, "labels": settings.labels})
     mine = {**settings.to_dict(), **settings.method_settings}
-    other = {**usual.to_dict(), **usual.method_settings}
-    elsewhere = ("seed", "steps", "precision", "data_options", "method_settings")
-    unusual = [f"{name}={value}" for name, value in mine.items() if name not in elsewhere and value != other[name]]
+    other = {**usual.to_dict(), **({} if outside else usual.method_settings)}
+    elsewhere = ("method", "seed", "steps", "precision", "data_options", "method_settings")
+    unusual = [
+        f"{name}={value}"
+        for name, value in mine.items()
+        if name not in elsewhere and (name not in other or value != other[name])
+    ]
     return settings.method + (f" ({', '.join(unusual)})" if unusual else "")
