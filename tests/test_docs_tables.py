@@ -9,9 +9,10 @@ from types import ModuleType
 
 import pytest
 
+from mixmatch import methods
 from mixmatch.data import Reading
 from mixmatch.methods import METHODS
-from mixmatch.settings import read_file, resolve
+from mixmatch.settings import of_run, read_file, resolve
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,6 +45,16 @@ def test_every_method_has_a_card_with_its_settings(generate: ModuleType) -> None
         text = (ROOT / "docs" / "methods" / f"{name}.md").read_text()
         assert generate.BEGIN in text, name
         assert generate.END in text, name
+
+
+def test_settings_that_follow_the_number_of_steps_are_on_the_page_about_resume() -> None:
+    page = (ROOT / "docs" / "resume.md").read_text()
+    refused = [line.split("|")[1] for line in page.splitlines() if line.startswith("|") and "| no: " in line]
+    declared = {**of_run(), **{n: s for name in METHODS for n, s in methods.declared(name).items()}}
+    missing = [
+        n for n, s in declared.items() if s.of_steps is not None and not any(f"`{n}`" in cell for cell in refused)
+    ]
+    assert not missing
 
 
 def test_a_changed_default_makes_a_page_stale(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
