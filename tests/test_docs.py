@@ -22,6 +22,7 @@ from PIL import Image
 import mixmatch
 from mixmatch import api, callbacks, estimator
 from mixmatch.cli import COMMANDS, Group, Lazy, command_line
+from mixmatch.methods.base import Batch, Method
 from mixmatch.training.run import RunFolder
 
 ROOT = Path(__file__).parents[1]
@@ -296,6 +297,13 @@ def check_method(names: dict[str, Any], shown: str, place: Path) -> None:
     assert 80 * 64 - 5 < saved.method["times"].sum() <= 80 * 64
     assert names["record"]["method"] == "custom:TemporalEnsembling"
     assert names["record"]["settings"]["method_settings"]["weight"] == 10.0
+
+
+def test_the_page_about_methods_names_all_that_a_method_may_say_and_gets() -> None:
+    page = TEXTS["docs/adding-a-method.md"]
+    said = [name for name in vars(Method) if not name.startswith("_")]
+    assert [name for name in said if f"| `{name}" not in page] == []
+    assert [name for name in Batch._fields if f"`batch.{name}`" not in page] == []
 
 
 def check_tracking(names: dict[str, Any], shown: str, place: Path) -> None:
