@@ -94,7 +94,8 @@ class Setting:
                 return result
         if self.limit is not None and _is_number(value) and value > self.limit:
             raise MixMatchError(f"{self.name}={_short(value)} must be at most {self.limit:,}")
-        raise MixMatchError(f"{self.name}={_short(value)} must be {self.wanted}")
+        quotes = ", in quotes" if str in self.kinds and not isinstance(value, str) else ""
+        raise MixMatchError(f"{self.name}={_short(value)} must be {self.wanted}{quotes}")
 
     def parse(self, text: str) -> Any:
         """The value of a text from the command line, checked."""

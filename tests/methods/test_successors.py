@@ -686,6 +686,13 @@ def test_frequencies_for_another_number_of_classes_get_one_line(tmp_path: Path) 
         build("remixmatch", {"align": "model"})
 
 
+def test_frequencies_as_a_list_get_one_line() -> None:
+    with pytest.raises(MixMatchError, match=r"^align=\[0.5, 0.5\] must be NAME or P1,P2,..., in quotes$"):
+        build("fixmatch", {"align": [0.5, 0.5]})
+    with pytest.raises(MixMatchError, match=r"^align=\[0.5, 0.5\] must be one of none, .* as in 0.5,0.3,0.2$"):
+        METHODS["fixmatch"](align=[0.5, 0.5])  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize("name", SEVEN)
 def test_settings_out_of_range_get_one_line(name: str) -> None:
     wrong: dict[str, Any] = {"lambda_u": -1, "passes": "both", "ratio": 0, "threshold": 1.5, "balance": "yes", "K": 0}

@@ -56,7 +56,7 @@ def frequencies(align: str, *, model: bool = True) -> list[float]:
     if align in names:
         return []
     try:
-        given = [float(part) for part in align.split(",")]
+        given = [float(part) for part in str(align).split(",")]  # of an object it may be anything
     except ValueError:
         given = []
     if len(given) < 2 or not all(math.isfinite(p) and p >= 0 for p in given) or sum(given) == 0:
