@@ -769,3 +769,14 @@ def test_a_commit_that_was_only_told_is_marked(monkeypatch: pytest.MonkeyPatch) 
     assert record.versions()["commit"] == "abc123 (from MIXMATCH_COMMIT, not verified)"
     monkeypatch.delenv("MIXMATCH_COMMIT")
     assert record.versions()["commit"] is None
+
+
+def test_a_run_that_other_software_began_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {**TINY, "network": Network(), "device": "cpu", "reporter": Quiet(), "resume": True}
+    first = mixmatch.train(tiny_source(), out=tmp_path, **{**given, "steps": 1})
+    assert json.loads((tmp_path / "config.json").read_text())["versions"] == first["versions"]
+    assert "began_with" not in mixmatch.train(tiny_source(), out=tmp_path, **{**given, "steps": 2})
+    later = {**first["versions"], "torch": "99.0"}
+    monkeypatch.setattr("mixmatch.training.record.versions", lambda: later)
+    record = mixmatch.train(tiny_source(), out=tmp_path, **{**given, "steps": 3})
+    assert (record["began_with"], record["versions"]) == (first["versions"], later)

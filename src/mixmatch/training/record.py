@@ -57,8 +57,10 @@ def make_record(
     engine: Record | None = None,
     machines: list[Record] | None = None,
     threads: int | None = None,
+    began_with: Record | None = None,
 ) -> RunRecord:
-    """`machines` are those the run was on, if not on one alone: see `on_machines`.
+    """`machines` are those the run was on, if not on one alone: see `on_machines`. `began_with` are the `versions` of
+    the software that it began with, if it was resumed.
 
     `error` is the paper's number, in percent: the median of the last 20 evaluations, or of `median_of` if fewer.
 
@@ -66,6 +68,7 @@ def make_record(
     """
     errors = [m["test_error"] for m in metrics if "test_error" in m]
     error, median_of = reported_error(errors) if errors else (None, 0)
+    now = versions()
     record = {
         "data": settings.data,
         "method": settings.method,
@@ -87,7 +90,8 @@ def make_record(
             **({"machines": machines} if machines and len(machines) > 1 else {}),
         },
         "engine": engine,
-        "versions": versions(),
+        "versions": now,
+        **({"began_with": began_with} if began_with not in (None, now) else {}),
     }
     return RunRecord(record)
 

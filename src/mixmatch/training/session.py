@@ -38,7 +38,7 @@ from mixmatch.training.device import (
 from mixmatch.training.job import Job, Work
 from mixmatch.training.loop import Loop
 from mixmatch.training.opening import changed, described, kind_of, located, refuse_changed
-from mixmatch.training.record import make_record
+from mixmatch.training.record import make_record, versions
 from mixmatch.training.run import SEALED, Ended, Record, RunFolder, RunRecord
 from mixmatch.training.stop import Stop
 from mixmatch.training.torchrun import STALE_ADDRESSES, restarts_may_fail
@@ -240,15 +240,16 @@ def _running(
             saved = _resume(run, about, job.checkpoint)
         else:
             saved = None
-            run.write_config(about)
+            run.write_config({**about, "versions": versions()})
         world.barrier()  # the others read the checkpoint next
         shown = progress.Several(reporter, progress.TensorBoard(run.path), *work.also)
         seconds = yield from Loop(trainer, run, shown, stop, saved, job.checkpoint_every, watch_for(trainer)).turns()
         run.check_attempt()
         averaged(trainer).save(run.model)
         record = make_record(
-            settings, data.split, run.metrics(), seconds, device, trainer.engine, trainer.machines, threads=count
-        )
+            settings, data.split, run.metrics(), seconds, device, trainer.engine, trainer.machines, threads=count,
+            began_with=config.get("versions"),
+        )  # fmt: skip
         return world.from_leader(run.write_result(record))
 
 
