@@ -26,7 +26,7 @@ MB = 80
 
 # The peak of this process's own memory (VmHWM): ru_maxrss would begin with that of the parent's, which is larger.
 PROGRAM = """if True:
-    import pathlib, re, sys, numpy, pooch, requests, scipy.io
+    import pathlib, re, sys, numpy, requests, scipy.io
     from mixmatch.data import load
     def peak():
         return int(re.search(r"VmHWM:\\s+(\\d+) kB", pathlib.Path("/proc/self/status").read_text())[1]) / 1000

@@ -230,14 +230,26 @@ def _downloaded(name: str, url: str, md5: str | None, data_dir: Path, allowed: b
 
 
 def _retrieve(url: str, path: Path, title: str) -> None:
-    import pooch
+    """Write what is at `url` to a new file, with a bar on a terminal."""
+    import requests
+    from rich import progress
 
-    bar = _Bar(title) if sys.stderr.isatty() else None
-    try:
-        pooch.HTTPDownloader(progressbar=bar, chunk_size=1 << 18)(url, str(path), None)
-    finally:
-        if bar:
-            bar.close()
+    from mixmatch.terminal import Screen
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    bar = progress.Progress(*columns, console=Screen(stderr=True), disable=not sys.stderr.isatty())
+    with requests.get(url, stream=True, timeout=30) as response, bar, path.open("xb") as file:
+        response.raise_for_status()
+        task = bar.add_task(title, total=int(response.headers.get("content-length", 0)) or None)
+        for piece in response.iter_content(1 << 18):
+            file.write(piece)
+            bar.advance(task, len(piece))
 
 
 def _reason(error: Exception, url: str) -> str:
@@ -249,38 +261,6 @@ def _reason(error: Exception, url: str) -> str:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full"
     return _one_line(error)
-
-
-class _Bar:
-    """What pooch asks of a progress bar (four names of tqdm's), drawn by rich on stderr."""
-
-    total = 0.0
-    """Set by pooch; 0 where it is not known."""
-
-    def __init__(self, title: str) -> None:
-        from rich import progress
-
-        from mixmatch.terminal import Screen
-
-        self._progress = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.DownloadColumn(),
-            progress.TransferSpeedColumn(),
-            progress.TimeRemainingColumn(),
-            console=Screen(stderr=True),
-        )
-        self._task = self._progress.add_task(title, total=None)
-        self._progress.start()
-
-    def update(self, amount: float) -> None:
-        self._progress.update(self._task, total=self.total or None, advance=amount)
-
-    def reset(self) -> None:
-        self._progress.update(self._task, completed=0)
-
-    def close(self) -> None:
-        self._progress.stop()
 
 
 def _unpack(archive: Path, name: Path, wanted: Sequence[Published], data_dir: Path) -> None:
