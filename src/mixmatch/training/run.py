@@ -35,9 +35,7 @@ from mixmatch.storage import (
     refuse_link,
     remove_folder,
     replace_durably,
-    temporary,
     try_lock,
-    write_durably,
 )
 from mixmatch.training import checkpoint, damage, tensors
 from mixmatch.training.checkpoint import Checkpoint, Damaged
@@ -79,16 +77,11 @@ class RunFolder:
         self.model = path / "model.safetensors"
 
     def exists(self) -> bool:
-        try:
-            return (self.path / "config.json").exists()
-        except OSError:  # a folder one may not look into: `lock` says so
-            return False
+        # Unlike a Path's, these know no file in a folder that one may not look into: `lock` says so.
+        return os.path.exists(self.path / "config.json")  # noqa: PTH110
 
     def _has_model(self) -> bool:
-        try:
-            return self.model.is_file()
-        except OSError:  # a folder one may not look into
-            return False
+        return os.path.isfile(self.model)  # noqa: PTH113
 
     def saved_nothing(self) -> bool:
         """Whether a run was begun here and ended before it had anything to keep, as with an error in its first step."""
@@ -173,10 +166,7 @@ class RunFolder:
     def _begin_attempt(self) -> None:
         """Two that begin at once have the same number; their marks differ, and the last one written counts."""
         self._attempt = f"{self.attempt() + 1} {uuid4().hex}"
-        path = self.path / ".attempt"
-        with temporary(path) as part:
-            write_durably(part, self._attempt.encode())
-            part.replace(path)
+        replace_durably(self.path / ".attempt", self._attempt.encode())
 
     def check_attempt(self) -> None:
         """Before a write. The first one begins the attempt, so that a job that is refused leaves no trace; later it is

@@ -25,7 +25,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from mixmatch.data.cache import earlier, mapped, new_file, write_rows
 from mixmatch.data.user.reading import IMAGE_SIZES
 from mixmatch.errors import MixMatchError
-from mixmatch.storage import digest, open_plain, read_json, temporary
+from mixmatch.storage import digest, open_plain, read_json, replace_durably
 from mixmatch.text import count
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
@@ -244,9 +244,7 @@ def decode_all(
             example = f"{identities[0][0]}: {headers[0].reason}"
             raise MixMatchError(f"none of the images in {root} can be read, for example {example}")
         content = {"format": CACHE_FORMAT, "files": identities, "headers": [asdict(header) for header in headers]}
-        with temporary(path.with_suffix(".json")) as description:
-            description.write_text(json.dumps(content), encoding="utf-8")
-            description.replace(path.with_suffix(".json"))
+        replace_durably(path.with_suffix(".json"), json.dumps(content).encode())
     for file in stale:
         file.unlink(missing_ok=True)
         file.with_suffix(".json").unlink(missing_ok=True)
