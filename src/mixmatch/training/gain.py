@@ -49,7 +49,8 @@ class Gain(NamedTuple):
 
 def measure_gain(model: Classifier, baseline: Classifier, test: Rows) -> Gain:
     """Compare two classifiers on the same test rows."""
-    return compare_errors(_wrong(model, test), _wrong(baseline, test), test.noun)
+    wrong, alone = (each.probabilities(test.inputs).argmax(axis=1) != test.labels for each in (model, baseline))
+    return compare_errors(wrong, alone, test.noun)
 
 
 def compare_errors(wrong: npt.NDArray[np.bool_], wrong_baseline: npt.NDArray[np.bool_], noun: str = "image") -> Gain:
@@ -61,8 +62,3 @@ def compare_errors(wrong: npt.NDArray[np.bool_], wrong_baseline: npt.NDArray[np.
     low, high = np.percentile(means, [2.5, 97.5])
     errors = 100 * float(wrong.mean()), 100 * float(wrong_baseline.mean())
     return Gain(*errors, float(low), float(high), rows, noun)
-
-
-def _wrong(model: Classifier, test: Rows) -> npt.NDArray[np.bool_]:
-    wrong: npt.NDArray[np.bool_] = model.probabilities(test.inputs).argmax(axis=1) != test.labels
-    return wrong

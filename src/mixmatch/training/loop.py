@@ -131,12 +131,6 @@ class Loop:
         """What the leading process says: all decide by its clock."""
         return self.world.numbers(number)[0]
 
-    def _check_stop(self) -> None:
-        """Raise if any process was asked to stop: all stop at the same step."""
-        signal = int(max(self.world.numbers(self.stop.signal or 0)))
-        if signal:
-            raise Interrupted(signal, 0)
-
     def _advance(self) -> None:
         trainer, first, began = self.trainer, self.trainer.step, time.monotonic()
         until = next_pause(first, self.settings.steps, self._most, self.settings.eval_every, self.every)
@@ -145,7 +139,8 @@ class Loop:
             trainer.check_finite()
             self._most = steps_until_pause(trainer.step - first, self._agreed(time.monotonic() - began))
         self.reporter.steps(trainer.step, self._readings.update(trainer))
-        self._check_stop()
+        if signal := int(max(self.world.numbers(self.stop.signal or 0))):  # all processes stop at the same step
+            raise Interrupted(signal, 0)
 
     def _evaluate(self) -> None:
         trainer = self.trainer
