@@ -17,11 +17,9 @@ class Augmentation(Protocol):
 
     def draw(self, rng: np.random.Generator, views: int, count: int) -> Draws:
         """Draw `views` augmentations of each of `count` rows."""
-        ...
 
     def __call__(self, inputs: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
         """Rows (B, ...) as a pool holds them to float32 (views, B, ...) as a network takes them."""
-        ...
 
 
 @runtime_checkable
@@ -30,20 +28,16 @@ class Adaptive(Augmentation, Protocol):
 
     def state(self, device: torch.device) -> dict[str, Tensor]:
         """What it knows before the first step."""
-        ...
 
     def draw_probe(self, rng: np.random.Generator, count: int) -> Draws:
         """Draw a random augmentation of each of `count` rows, to learn from."""
-        ...
 
     def probe(self, inputs: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
         """Apply it to rows (B, ...): (1, B, ...)."""
-        ...
 
     def learned(self, state: Mapping[str, Tensor], draws: Mapping[str, Tensor], proximity: Tensor) -> dict[str, Tensor]:
         """The state after a probe: `proximity` (B,) is how near the predictions were to the labels, 1 for the
         same."""
-        ...
 
 
 def unaugmented(inputs: Tensor) -> Tensor:

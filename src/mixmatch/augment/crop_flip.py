@@ -33,7 +33,6 @@ class CropFlip:
             raise MixMatchError(f"pad must be between 0 and {min(height, width) - 1} for {height}x{width} images")
 
     def draw(self, rng: np.random.Generator, views: int, count: int) -> Draws:
-        """Draw `views` augmentations of each of `count` images."""
         offset = rng.integers(0, 2 * self.pad + 1, (views, count, 2), dtype=np.int64)
         flip = rng.integers(0, 2, (views, count), dtype=np.int64)
         return {"offset": offset, "flip": flip if self.flip else np.zeros_like(flip)}

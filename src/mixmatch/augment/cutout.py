@@ -23,7 +23,6 @@ class Cutout:
     width: int
 
     def draw(self, rng: np.random.Generator, views: int, count: int) -> Draws:
-        """Draw `views` augmentations of each of `count` images."""
         center = rng.integers(0, (self.height, self.width), (views, count, 2), dtype=np.int64)
         return {**self.crop.draw(rng, views, count), "center": center}
 

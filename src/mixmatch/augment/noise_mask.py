@@ -24,7 +24,6 @@ class NoiseMask:
     choices: int = 0
 
     def draw(self, rng: np.random.Generator, views: int, count: int) -> Draws:
-        """Draw `views` augmentations of each of `count` rows."""
         shape = (views, count, self.features)
         noise = rng.standard_normal(shape, np.float32) * np.float32(self.noise)
         draws: Draws = {"noise": noise, "kept": rng.random(shape, np.float32) >= self.mask}

@@ -42,7 +42,6 @@ class RandAugment:
     variant: Variant = "fixmatch"
 
     def draw(self, rng: np.random.Generator, views: int, count: int) -> Draws:
-        """Draw `views` augmentations of each of `count` images."""
         steps = self.variant != "torchssl"
         shape = (views, count, 2 if steps else 3)
         draws = self.crop.draw(rng, views, count)

@@ -53,7 +53,6 @@ class ConvNet13(WithFeatures):
 
     @staticmethod
     def size(num_classes: int, in_channels: int = 3, filters: int = 128, **_: float) -> int:
-        """How many parameters such a network has, without building it."""
         total = (filters + 1) * num_classes
         for channels, size, _padding in _shapes(filters):
             total += channels * (in_channels * size * size + 3)  # the bias and batch norm's two

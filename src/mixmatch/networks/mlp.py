@@ -36,7 +36,6 @@ class MLP(WithFeatures):
 
     @staticmethod
     def size(num_classes: int, features: int, width: int = 256, depth: int = 2) -> int:
-        """How many parameters such a network has, without building it."""
         return features * width + (depth - 1) * width**2 + depth * 2 * width + (width + 1) * num_classes
 
     def features(self, x: Tensor) -> Tensor:

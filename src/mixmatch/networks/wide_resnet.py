@@ -144,7 +144,6 @@ class WideResNet(WithFeatures):
     def size(
         num_classes: int, in_channels: int = 3, filters: int = 32, repeat: int = 4, scales: int = 3, **_: float
     ) -> int:
-        """How many parameters such a network has, without building it."""
         total, channels = _conv(in_channels, 16, 3), 16
         for scale in range(scales):
             wide = filters << scale
