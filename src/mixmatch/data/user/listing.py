@@ -112,9 +112,8 @@ class _Disk:
             return [self._given]
         if not glob.has_magic(self._given):
             raise MixMatchError(f"there is no file or folder {self._given}")
-        deep = "**" in self._given  # finds what is in folders by itself
-        found = [(name, os.path.isdir(name)) for name in glob.iglob(self._given, recursive=True)]  # noqa: PTH112, PTH207
-        return _images(self._given, sorted(name for name, folder in found if _is_image(name) or (folder and not deep)))
+        names = glob.iglob(self._given, recursive=True)  # noqa: PTH207
+        return _meant(self._given, ((name, os.path.isdir(name)) for name in names))  # noqa: PTH112
 
     def full(self, name: str) -> str:
         return os.path.abspath(name).replace(os.sep, "/")  # noqa: PTH100 (Path keeps ..)
@@ -173,13 +172,7 @@ class _Address:
             raise
         except Exception as error:
             raise MixMatchError(f"cannot read {self._given}: {reason(error)}") from None
-        deep = "**" in self._path
-        return _images(
-            self._given,
-            sorted(
-                name for name, about in found.items() if _is_image(name) or (about["type"] == "directory" and not deep)
-            ),
-        )
+        return _meant(self._given, ((name, about["type"] == "directory") for name, about in found.items()))
 
     def full(self, name: str) -> str:
         return str(self._system.unstrip_protocol(name))
@@ -207,7 +200,10 @@ class _Address:
                 yield name
 
 
-def _images(given: str, names: list[str]) -> list[str]:
+def _meant(given: str, found: Iterable[tuple[str, bool]]) -> list[str]:
+    """Of what a glob finds, names and whether they are folders: the images, and the folders to look into."""
+    deep = "**" in given  # finds what is in folders by itself
+    names = sorted(name for name, is_folder in found if _is_image(name) or (is_folder and not deep))
     if not names:
         raise MixMatchError(f"{given} finds no images (looked for {', '.join(SUFFIXES)})")
     return names
