@@ -61,13 +61,9 @@ COMMANDS: dict[str, Command | Group] = {
         """List the data sets, check the ones you have, decode large ones once.
 
         Examples:
-
           mixmatch data list
-
           mixmatch data list --data-dir ~/data --json
-
           mixmatch data check digits
-
           mixmatch data check photos/ --strict
         """,
         {
@@ -89,14 +85,10 @@ COMMANDS: dict[str, Command | Group] = {
         """Learn from private data: PATE, with what it costs in privacy.
 
         Examples:
-
           mixmatch pate run --out runs/pate-digits
-
           mixmatch pate analyze --votes votes.npy --threshold 200 --sigma1 200 --sigma2 40 --queries 250 --delta 1e-6
-
           mixmatch pate label --votes votes.npy --threshold 200 --sigma1 200 --sigma2 40 --delta 1e-6 --max-epsilon 1
-          --output answers.json
-
+            --output answers.json
           mixmatch pate student --repeats 10 --out runs/pate
         """,
         {
@@ -126,11 +118,8 @@ COMMANDS: dict[str, Command | Group] = {
 HELP = """Train image classifiers from few labels and many unlabeled images.
 
 Examples:
-
   mixmatch compare digits --labels 20
-
   mixmatch train cifar10 --labels 250 --out runs/cifar
-
   mixmatch predict runs/cifar photos/
 """
 

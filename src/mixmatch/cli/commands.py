@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -61,9 +62,11 @@ class ManyValues(PlainCommand):
 
 
 def unwrapped(text: str) -> str:
-    """A help text whose paragraphs are wrapped by the terminal, not by the source.
+    """A help text whose paragraphs are wrapped by the terminal, not by the source. A line that is indented by two, such
+    as an example, is a paragraph of its own.
 
-    >>> unwrapped("What it does.\\n\\n    More of it,\\n    and more.\\n\\n      mixmatch train\\n    ")
-    'What it does.\\n\\nMore of it, and more.\\n\\nmixmatch train'
+    >>> unwrapped("What it does.\\n\\n    More of it,\\n    and more:\\n      mixmatch a\\n      mixmatch b\\n    ")
+    'What it does.\\n\\nMore of it, and more:\\n\\nmixmatch a\\n\\nmixmatch b'
     """
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n"))
+    paragraphs = re.split(r"\n\n|\n(?=  \S)", inspect.cleandoc(text))
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)

@@ -59,15 +59,10 @@ def compare(
     Runs that are finished already are not trained again, interrupted ones are resumed.
 
     Examples:
-
       mixmatch compare digits --labels 20
-
       mixmatch compare digits --labels 20 --seeds 1 2 3
-
       mixmatch compare cifar10 --labels 250 --methods supervised mixmatch --steps 8192
-
       mixmatch compare patients.csv --label-column diagnosis --seeds 1 2 3
-
       mixmatch compare cifar10 --labels 250 --seeds 1 2 3 4 5 --ray auto
     """
     for method in methods:

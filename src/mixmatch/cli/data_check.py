@@ -61,15 +61,10 @@ def check(
     at most, to say how long training takes, and the last line is a command that trains in about ten minutes.
 
     Examples:
-
       mixmatch data check digits
-
       mixmatch data check svhn --no-download --json
-
       mixmatch data check photos/ --strict
-
       mixmatch data check photos/ --labels-file labels.csv
-
       mixmatch data check patients.csv --label-column diagnosis --no-trial
     """
     if not name.strip():

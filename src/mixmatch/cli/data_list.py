@@ -17,9 +17,7 @@ def list_(data_dir: DataDir = None, as_json: Json = False) -> None:
     """List the data sets: how many images, how large, and what of them is in the data folder.
 
     Examples:
-
       mixmatch data list
-
       mixmatch data list --json
     """
     folder = data_folder(data_dir)

@@ -34,11 +34,8 @@ def shard(
     damaged shards again.
 
     Examples:
-
       mixmatch data shard photos/ --out photos-64 --image-size 64
-
       mixmatch train photos-64
-
       mixmatch data shard /shared/photos --out /shared/photos-64 --image-size 64 --ray auto
     """
     with bar("decoding images") as progress:

@@ -38,15 +38,10 @@ def evaluate(
     part, that part is used. Classes are matched by name.
 
     Examples:
-
       mixmatch evaluate runs/cifar --data-dir ~/data
-
       mixmatch evaluate runs/digits-mixmatch-20-seed1 --json
-
       mixmatch evaluate runs/photos new-photos/
-
       mixmatch evaluate runs/patients 2026.csv --label-column diagnosis
-
       mixmatch evaluate runs/photos --data /mnt/photos  # its own data has moved there
     """
     with bar("reading images", shown=path is not None) as progress:

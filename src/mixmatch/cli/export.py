@@ -26,9 +26,7 @@ def export(
     safetensors: the weights, for torch.
 
     Examples:
-
       mixmatch export runs/photos --format onnx
-
       mixmatch export runs/photos --format safetensors --output photos.safetensors
     """
     path, difference = export_model(run, output, kind)

@@ -38,13 +38,9 @@ def label(
     "saved"; Ctrl-C leaves everything saved. Labels are kept in FOLDER/.mixmatch-labels; images are never moved.
 
     Examples:
-
       mixmatch label photos/
-
       mixmatch label photos/ --no-browser --port 8765
-
       mixmatch label photos/ --features timm:resnet50 --weights resnet50.safetensors
-
       mixmatch train photos/ --labels-file photos/.mixmatch-labels/labels.csv
     """
     start(

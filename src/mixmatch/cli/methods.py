@@ -22,9 +22,7 @@ def methods(
     """List the methods, or the settings of one.
 
     Examples:
-
       mixmatch methods
-
       mixmatch methods ict
     """
     if name is None:

@@ -74,17 +74,11 @@ def predict(
     that says why. The same command skips finished shards, so it can be stopped or killed at any time.
 
     Examples:
-
       mixmatch predict runs/cifar photo.jpg
-
       mixmatch predict runs/cifar photos/ --output predictions.csv
-
       mixmatch predict runs/cifar photos/ --sort uncertain | head
-
       mixmatch predict runs/cifar photos/ --format parquet --output predictions.parquet
-
       mixmatch predict runs/patients new.csv --id-column patient
-
       mixmatch predict runs/cifar s3://bucket/photos --output-dir classes/ --format parquet --ray auto
     """
     if output_dir is not None:

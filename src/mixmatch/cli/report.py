@@ -29,11 +29,8 @@ def report(
     It is one file that needs no network, and RUN/label-next.csv lists the unlabeled images worth labeling.
 
     Examples:
-
       mixmatch report runs/photos
-
       mixmatch report runs/cifar --data-dir ~/data --output cifar.html
-
       mixmatch report runs/photos --data /mnt/photos
     """
     with Screen(stderr=True).status("predicting the run's images"):

@@ -78,19 +78,12 @@ def reproduce(
     passes are reported without a verdict.
 
     Examples:
-
       mixmatch reproduce cifar10 --dry-run
-
       mixmatch reproduce cifar10 --labels 250 500 --methods mixmatch vat --seeds 1 2 3
-
       mixmatch reproduce ablation --labels 250 --steps 16384
-
       mixmatch reproduce pate --methods mixmatch --split official
-
       mixmatch reproduce cifar10 --ray auto
-
       mixmatch reproduce cifar10 --part 3/20
-
       mixmatch reproduce label-guessing --run runs/cifar
     """
     if table == FIGURE:

@@ -28,9 +28,7 @@ def results(
     With --output the page's figure, error over minutes, is written to images/ beside it.
 
     Examples:
-
       mixmatch results --output docs/results.md
-
       mixmatch results --curve runs/cifar --output cifar.png
     """
     if curve is not None:

@@ -81,15 +81,10 @@ def tune(
     goes further. The best settings are in best.toml, for mixmatch train --config.
 
     Examples:
-
       mixmatch tune digits --labels 20 --trials 12
-
       mixmatch tune patients.csv --label-column diagnosis --minutes 30
-
       mixmatch tune cifar10 --labels 250 --method fixmatch --steps 16384 --trials 40 --ray auto
-
       mixmatch tune digits --only --search lambda_u=1..300:log K=1,2,3
-
       mixmatch train digits --config runs/tune-digits-mixmatch/best.toml --out runs/tuned
     """
     reading = {name: settings.pop(name) for name in READING.settings if name in settings}

@@ -46,14 +46,10 @@ def analyze(
     The epsilon that is shown holds for any votes and may be published. --all and --json show every way of charging.
 
     Examples:
-
       mixmatch pate analyze --votes votes.npy --mechanism confident-gnmax --threshold 200 --sigma1 200 --sigma2 40
         --queries 250 --delta 1e-6 --json
-
       mixmatch pate analyze --votes votes.npy --threshold 200 --sigma1 200 --sigma2 40 --queries 250 --delta 1e-6 --all
-
       mixmatch pate analyze --votes votes.npy --mechanism lnmax --gamma 0.1 --queries 500 --delta 1e-6
-
       mixmatch pate analyze --votes votes.npy --mechanism gnmax --sigma 40 --queries 250 --delta 1e-6
         --labels labels.npy --plot privacy.png
     """

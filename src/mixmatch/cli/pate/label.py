@@ -58,10 +58,8 @@ def label(
     queries already answered keep their answers and cost nothing.
 
     Examples:
-
       mixmatch pate label --votes votes.npy --threshold 200 --sigma1 200 --sigma2 40 --queries 250 --delta 1e-6
         --max-epsilon 1 --output answers.json
-
       mixmatch pate label --votes votes.npy --mechanism gnmax --sigma 40 --queries 100 --delta 1e-6 -o answers.csv
     """
     chosen, limit = mechanism.build(), budget.build()

@@ -42,9 +42,7 @@ def run(
     A demonstration: with so few teachers the privacy is weak, and the summary says how weak.
 
     Examples:
-
       mixmatch pate run --out runs/pate-digits
-
       mixmatch pate run --teachers 25 --threshold 15 --sigma1 10 --sigma2 4 --out runs/pate25
     """
     mechanism = ConfidentGNMax(threshold, sigma1, sigma2)

@@ -124,12 +124,9 @@ def student(
     answers to the first 250 queries, 138 of them, and the students are evaluated on the other 16,032 images.
 
     Examples:
-
       mixmatch pate student --repeats 10 --out runs/pate
-
       mixmatch pate student --answers svhn-noisy-labels-t200-s200-n40.json --votes svhn_250_teachers.npy
         --threshold 200 --sigma1 200 --sigma2 40 --delta 1e-6 --method vat
-
       mixmatch pate student --answers answers.json --data digits-test --repeats 3
     """
     mechanism, share = cost.mechanism(), parse_part(part)

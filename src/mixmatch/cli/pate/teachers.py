@@ -57,13 +57,9 @@ def teachers(
     published.
 
     Examples:
-
       mixmatch pate teachers digits --teachers 50 --steps 100 --batch-size 16 --out private/digits
-
       mixmatch pate teachers svhn-extra --teachers 250 --contiguous --network wrn-10-1 --out private/svhn --resume
-
       mixmatch pate teachers svhn --teachers 50 --method mixmatch --labels 200 --out private/svhn50
-
       mixmatch pate teachers svhn-extra --teachers 250 --out private/svhn --part 3/20
     """
     share = parse_part(part)
