@@ -25,6 +25,7 @@ from mixmatch.cli.options import (
     expand_options,
     parse_part,
     print_json,
+    show,
 )
 from mixmatch.data import is_path
 from mixmatch.errors import unknown
@@ -92,4 +93,4 @@ def compare(
             row["method"], f"{row['labels']:,}", seeds_text, f"{row['error']:.2f}{deviation}", f"{row['seconds']:.1f}"
         )
     console().print(table)
-    console().print(f"error over minutes and steps: {folder / 'error.png'}", soft_wrap=True, markup=False)
+    show(f"error over minutes and steps: {folder / 'error.png'}")

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from mixmatch import data
-from mixmatch.cli.options import DataDir, Json, console, print_json
+from mixmatch.cli.options import DataDir, Json, console, print_json, show
 from mixmatch.data.published.files import choose, complete, data_folder
 
 
@@ -34,7 +34,7 @@ def list_(data_dir: DataDir = None, as_json: Json = False) -> None:
         images = [f"{row[part]:,}" for part in ("train", "unlabeled", "test")]
         shape = "x".join(map(str, row["image_shape"]))
         table.add_row(row["name"], *images, str(row["classes"]), shape, size, _presence(row))
-    console().print(f"data folder: {folder}", soft_wrap=True, markup=False)
+    show(f"data folder: {folder}")
     console().print(table)
 
 

@@ -150,7 +150,7 @@ def print_json(value: object) -> None:
 
 def show(text: str, end: str = "\n") -> None:
     """Text on standard output, as it is on a terminal and elsewhere."""
-    print(printable(text, lines=True), end=end)
+    print(printable(text, lines=True), end=end, flush=True)
 
 
 def say(text: str) -> None:

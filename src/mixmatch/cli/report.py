@@ -39,10 +39,9 @@ def report(
         print_json(_summary(found, page, to_label))
         return
     show_verdict(found.verdict)
-    screen = console()
-    screen.print(f"report: {page}", soft_wrap=True, markup=False)
+    show(f"report: {page}")
     if to_label is not None:
-        screen.print(f"worth labeling next: {to_label}", soft_wrap=True, markup=False)
+        show(f"worth labeling next: {to_label}")
 
 
 def _summary(found: Report, page: Path, to_label: Path | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.table import Table as Screen
+from rich.table import Table
 
 from mixmatch.augment import weak_augmentation
 from mixmatch.classifier import load_run
@@ -177,19 +177,19 @@ def _list(name: str, runs: list[Planned], out: Path, results: Path, device: str,
     if as_json:
         print_json({"runs": rows})
         return
-    screen = Screen("row", "data", "labels", "seed", "steps", "time", "state", box=box.SIMPLE)
+    shown = Table("row", "data", "labels", "seed", "steps", "time", "state", box=box.SIMPLE)
     settings: dict[str, None] = {}
     for row in rows:
         of_method = " ".join(f"{key}={value}" for key, value in row["settings"]["method_settings"].items())
         of_run = f"{row['settings']['network']} weight_decay={row['settings']['weight_decay']}"
         settings[f"{row['row']}, {row['data']}: {of_run} {of_method}"] = None
-        screen.add_row(
+        shown.add_row(
             row["row"], row["data"], str(row["labels"]), str(row["seed"]), f"{row['steps']:,}",
             duration(row["seconds"]), row["state"],
         )  # fmt: skip
     left = sum(row["seconds"] for row in rows if row["state"] != "finished")
-    console().print(screen)
-    console().print("\n".join(settings), soft_wrap=True, markup=False)
+    console().print(shown)
+    show("\n".join(settings))
     console().print(f"{count(len(rows), 'run')}, about {duration(left)} left on this machine, by a short trial")
 
 

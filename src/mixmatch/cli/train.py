@@ -24,6 +24,7 @@ from mixmatch.cli.options import (
     console,
     expand_options,
     print_json,
+    show,
     warn,
 )
 from mixmatch.cli.report import show_verdict
@@ -176,10 +177,9 @@ def train(
         print_json(record)
         return
     show_verdict(report.verdict)
-    screen = console()
-    screen.print(f"trained: {record['steps']:,} steps in {duration(record['seconds'])}")
-    screen.print(f"report: {page}", soft_wrap=True, markup=False)
-    screen.print(f"model: {work.job.out / 'model.safetensors'}", soft_wrap=True, markup=False)
+    show(f"trained: {record['steps']:,} steps in {duration(record['seconds'])}")
+    show(f"report: {page}")
+    show(f"model: {work.job.out / 'model.safetensors'}")
 
 
 def _show(record: Record, folder: Path, as_json: bool) -> None:
@@ -187,14 +187,13 @@ def _show(record: Record, folder: Path, as_json: bool) -> None:
     if as_json:
         print_json(record)
         return
-    screen = console()
     if record["error"] is not None:
-        screen.print(
+        console().print(
             f"test error [bold]{record['last_error']:.2f} %[/bold] after {record['steps']:,} steps and "
             f"{duration(record['seconds'])}{_median(record['error'], record['median_of'])}",
             soft_wrap=True,
         )
-    screen.print(f"model: {folder / 'model.safetensors'}", soft_wrap=True, markup=False)
+    show(f"model: {folder / 'model.safetensors'}")
 
 
 def _median(error: float, count: int) -> str:

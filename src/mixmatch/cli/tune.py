@@ -26,6 +26,7 @@ from mixmatch.cli.options import (
     expand_options,
     print_json,
     say,
+    show,
     warn,
 )
 from mixmatch.cli.train import panels
@@ -118,7 +119,7 @@ def tune(
 
 
 def _show(data: str, result: Result) -> None:
-    screen, trials = console(), list(result.trials)
+    trials = list(result.trials)
     left_out = [trial for trial in trials[SHOWN:] if not trial.is_default]
     table = Table(box=box.SIMPLE)
     table.add_column("trial", no_wrap=True)
@@ -128,16 +129,15 @@ def _show(data: str, result: Result) -> None:
         table.add_column(name.replace("_", "_\n"), justify="right", no_wrap=True)  # folded where it can be read
     for trial in (trial for trial in trials if trial not in left_out):
         table.add_row(*_row(trial), style="bold" if trial is result.best else None)
-    screen.print(table)
+    console().print(table)
     if left_out:
-        screen.print(f"and {len(left_out):,} more in {result.out / 'trials.csv'}", soft_wrap=True, markup=False)
-    for text in (f"compared by {result.chosen_by}", result.conclusion):
-        screen.print(text, soft_wrap=True, markup=False)
+        show(f"and {len(left_out):,} more in {result.out / 'trials.csv'}")
+    show(f"compared by {result.chosen_by}\n{result.conclusion}")
     if result.warning is not None:
         warn(result.warning)
-    screen.print(f"error over each setting: {result.out / 'slices.png'}", soft_wrap=True, markup=False)
+    show(f"error over each setting: {result.out / 'slices.png'}")
     command = f"mixmatch train {shlex.quote(data)} --config {shlex.quote(str(result.out / 'best.toml'))}"
-    screen.print(f"train with the best: {command}", soft_wrap=True, markup=False)
+    show(f"train with the best: {command}")
 
 
 def _row(trial: Trial) -> list[str]:

@@ -9,7 +9,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from mixmatch.cli.options import Json, console, expand_options, print_json, warn
+from mixmatch.cli.options import Json, console, expand_options, print_json, show, warn
 from mixmatch.cli.pate.options import All, Conversion, Delta, MechanismOptions, QueryOptions, VoteOptions, in_words
 from mixmatch.errors import MixMatchError
 from mixmatch.privacy import analysis
@@ -92,7 +92,7 @@ def analyze(
         return
     _print_analysis(record, everything)
     if plot is not None:
-        console().print(f"picture: {plot}", soft_wrap=True, markup=False)
+        show(f"picture: {plot}")
 
 
 def _print_analysis(record: dict[str, Any], everything: bool) -> None:

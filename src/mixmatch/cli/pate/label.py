@@ -9,7 +9,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from mixmatch.cli.options import Json, console, expand_options, print_json, say, warn
+from mixmatch.cli.options import Json, console, expand_options, print_json, say, show, warn
 from mixmatch.cli.pate.options import (
     PUBLISHED,
     All,
@@ -128,6 +128,6 @@ def _print(record: dict[str, Any], of_budget: float, everything: bool) -> None:
         for name in SPENT:
             table.add_row(name.removeprefix("epsilon_").replace("_", " "), f"{record[name]:.4f}", MEANINGS[name])
         screen.print(table)
-    screen.print(f"answers: {record['output']}\nledger: {record['ledger']} (private)", soft_wrap=True, markup=False)
+    show(f"answers: {record['output']}\nledger: {record['ledger']} (private)")
     if everything:
         screen.print(f"note: {record['warning']}", soft_wrap=True)

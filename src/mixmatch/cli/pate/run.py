@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mixmatch.cli.options import Json, console, expand_options, print_json, warn
+from mixmatch.cli.options import Json, expand_options, print_json, show, warn
 from mixmatch.cli.pate.options import All, Delta, NoiseSeed, TrainOptions, charged, in_words
 from mixmatch.privacy.analysis import parameters_text
 from mixmatch.privacy.mechanisms import SEED_WARNING, ConfidentGNMax
@@ -84,4 +84,4 @@ def _print(summary: dict[str, Any], everything: bool) -> None:
         f"everything: {summary['out']} (all but answers and students is private), picture: "
         f"{Path(summary['out']) / 'privacy.png'}",
     ]
-    console().print("\n".join(lines), soft_wrap=True, markup=False)
+    show("\n".join(lines))

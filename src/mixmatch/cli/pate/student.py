@@ -10,7 +10,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from mixmatch.cli.options import Json, Part, Strict, console, expand_options, parse_part, print_json, say, warn
+from mixmatch.cli.options import Json, Part, Strict, console, expand_options, parse_part, print_json, say, show, warn
 from mixmatch.cli.pate.options import (
     PUBLISHED,
     All,
@@ -212,7 +212,7 @@ def _print(summary: dict[str, Any], out: Path, everything: bool) -> None:
         screen.print(f"note: {privacy['warning']}", soft_wrap=True)
     if summary["quoted"]:
         screen.print(f"note: {summary['quoted_note']}", soft_wrap=True)
-    screen.print(f"runs: {out}", soft_wrap=True, markup=False)
+    show(f"runs: {out}")
 
 
 def _accuracy(of: dict[str, Any]) -> str:

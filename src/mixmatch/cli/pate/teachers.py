@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mixmatch.cli.options import Json, Part, Strict, console, expand_options, parse_part, print_json
+from mixmatch.cli.options import Json, Part, Strict, expand_options, parse_part, print_json, show
 from mixmatch.cli.pate.options import BatchSize, Network, TrainOptions, show_part
 from mixmatch.privacy.teachers import STEPS, Plan, train_part, train_teachers
 from mixmatch.settings import of_run
@@ -88,10 +88,8 @@ def teachers(
     if as_json:
         print_json({**about, "votes": str(voted.path)})
         return
-    console().print(
+    show(
         f"{count:,} teachers with {about['images_a_teacher']:,} images each voted on {about['queries']:,} images\n"
         f"votes: {voted.path}\n"
-        f"note: {out / 'teachers'} holds models of private data; publish neither it nor the votes",
-        soft_wrap=True,
-        markup=False,
+        f"note: {out / 'teachers'} holds models of private data; publish neither it nor the votes"
     )
