@@ -42,11 +42,7 @@ def _row(name: str, info: data.SourceInfo, folder: Path) -> dict[str, Any]:
     layout = choose(info.layouts, folder)
     return {
         "name": name,
-        "title": info.title,
-        "train": info.train,
-        "unlabeled": info.unlabeled,
-        "test": info.test,
-        "classes": info.classes,
+        **{field: getattr(info, field) for field in ("title", "train", "unlabeled", "test", "classes")},
         "image_shape": list(info.image_shape),
         "download_mb": info.download_mb,
         "complete": complete(layout, folder),

@@ -45,18 +45,15 @@ def report(
 
 
 def _summary(found: Report, page: Path, to_label: Path | None) -> dict[str, Any]:
-    evaluated, gain = found.evaluated, found.gain
+    evaluated, details = found.evaluated, found.verdict.to_dict()
     return {
         "run": str(found.run),
         "report": str(page),
         "label_next": None if to_label is None else str(to_label),
         "no_class": None if (none := found.unlabeled.no_class) is None else len(none.listed),
         "verdict": found.verdict.text,
-        "verdict_details": found.verdict.to_dict(),
-        "error": None if evaluated is None else evaluated.error,
-        "images": 0 if evaluated is None else evaluated.images,
-        "baseline_error": None if gain is None else gain.baseline,
-        "gain_interval": None if gain is None else [gain.low, gain.high],
+        "verdict_details": details,
+        **{name: details[name] for name in ("error", "images", "baseline_error", "gain_interval")},
         "calibration_error": None if evaluated is None else 100 * evaluated.calibration.error,
         "classes": list(found.classes),
         "confusion": None if evaluated is None else evaluated.confusion.tolist(),

@@ -37,6 +37,7 @@ from mixmatch.storage import replace_durably
 from mixmatch.text import count, duration
 from mixmatch.training.device import pick_device
 from mixmatch.training.opening import open_run
+from mixmatch.training.record import NAMED_BY
 from mixmatch.training.run import Record, RunFolder
 
 PLOTTED = ("cifar10", "svhn", "svhn-extra")
@@ -163,11 +164,7 @@ def _list(name: str, runs: list[Planned], out: Path, results: Path, device: str,
         {
             "table": name,
             "row": run.row.name,
-            "data": run.settings.data,
-            "method": run.settings.method,
-            "labels": run.settings.labels,
-            "seed": run.settings.seed,
-            "steps": run.settings.steps,
+            **{name: getattr(run.settings, name) for name in NAMED_BY},
             "state": state(run, known, out),
             "seconds": round(took, 1),
             "settings": run.settings.to_dict(),

@@ -13,6 +13,7 @@ from mixmatch.errors import MixMatchError
 from mixmatch.settings import Settings, from_dict
 from mixmatch.storage import read_json, replace_durably
 from mixmatch.training import damage
+from mixmatch.training.record import NAMED_BY
 from mixmatch.training.run import FORMAT, Record
 
 Experiment = tuple[tuple[str, Any], ...]
@@ -107,7 +108,7 @@ def _load(path: Path) -> Record:
         settings = from_dict(record["settings"])
     except TypeError as error:  # a list where a name should be
         raise MixMatchError(f"its settings make no sense ({error})") from None
-    for name in ("data", "method", "labels", "seed", "steps"):
+    for name in NAMED_BY:
         if record[name] != getattr(settings, name):
             raise MixMatchError(f"its {name} is {record[name]}, but its settings say {getattr(settings, name)}")
     return record

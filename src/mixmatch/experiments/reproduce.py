@@ -25,6 +25,7 @@ from mixmatch.training import progress
 from mixmatch.training.device import default_precision
 from mixmatch.training.job import Job, Work
 from mixmatch.training.progress import Reporter
+from mixmatch.training.record import NAMED_BY
 from mixmatch.training.run import Record, RunFolder
 from mixmatch.training.timing import Trial, trial
 
@@ -43,7 +44,7 @@ class Planned:
         """A folder name that tells runs apart, whichever tables they serve. It follows from the settings that are not
         at their defaults, so that a setting which a later version adds does not change it."""
         s = self.settings
-        record = {"data": s.data, "method": s.method, "labels": s.labels, "seed": s.seed, "steps": s.steps}
+        record = {name: getattr(s, name) for name in NAMED_BY}
         declared = {**of_run(), **settings_of(type(s.build_method()))}
         chosen = {n: v for n, v in flat(s).items() if n not in declared or v != declared[n].default}
         name = records_.file_name({**record, "settings": chosen}).removesuffix(".json")

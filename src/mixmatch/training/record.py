@@ -19,6 +19,9 @@ from mixmatch.training.evaluate import reported_error
 
 Record = dict[str, Any]
 
+NAMED_BY = ("data", "method", "labels", "seed", "steps")
+"""The settings that a run is known by, also outside of its settings."""
+
 
 class RunRecord(Record):
     """The record of a finished run: a dict that shows itself in a line, or as a table in a notebook."""
@@ -70,11 +73,7 @@ def make_record(
     error, median_of = reported_error(errors) if errors else (None, 0)
     now = versions()
     record = {
-        "data": settings.data,
-        "method": settings.method,
-        "labels": settings.labels,
-        "seed": settings.seed,
-        "steps": settings.steps,
+        **{name: getattr(settings, name) for name in NAMED_BY},
         "error": error,
         "median_of": median_of,
         "last_error": errors[-1] if errors else None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,13 +42,7 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
-        return {
-            "kind": self.kind,
-            "severity": self.severity,
-            "message": self.message,
-            "advice": self.advice,
-            "files": list(self.files),
-        }
+        return {**asdict(self), "files": list(self.files)}
 
 
 @dataclass(frozen=True, kw_only=True)
