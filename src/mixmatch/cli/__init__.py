@@ -219,7 +219,7 @@ def main(failed: BaseException | None = None) -> None:
             raise failed
         code = command_line()(prog_name="mixmatch", standalone_mode=False)
     except MixMatchError as error:
-        _fail(in_command(str(error)), 2)
+        _fail(in_command(str(error)))
     except Interrupted as stopped:
         continues = RESUME if _takes_resume() else "the same command continues from there"
         where = f"stopped at step {stopped.step:,}, which is saved" if stopped.step else "stopped"
@@ -233,13 +233,13 @@ def main(failed: BaseException | None = None) -> None:
         sys.exit(141)
     except Exception as error:
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-            _fail("this machine has too little memory for it: use smaller batches, data or a smaller network", 2)
+            _fail("this machine has too little memory for it: use smaller batches, data or a smaller network")
         if type(error).__name__ == "OutOfMemoryError":  # PyTorch's, which is imported only where it is needed
-            _fail("the GPU has too little memory: make room there, or use --device cpu", 2)
+            _fail("the GPU has too little memory: make room there, or use --device cpu")
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            _fail(f"the path {str(error.filename)[:40]}... is too long: name a shorter one", 2)
+            _fail(f"the path {str(error.filename)[:40]}... is too long: name a shorter one")
         if isinstance(error, RuntimeError) and "home directory" in str(error):
-            _fail("a path begins with ~ and the name of nobody here: write it in full", 2)
+            _fail("a path begins with ~ and the name of nobody here: write it in full")
         # The option parser's own errors; their class depends on typer's version.
         if not hasattr(error, "format_message"):
             raise
@@ -248,7 +248,7 @@ def main(failed: BaseException | None = None) -> None:
             error.show()  # type: ignore[attr-defined]
             sys.exit(2)
         path = getattr(getattr(error, "ctx", None), "command_path", "mixmatch")
-        _fail(f"{message} (see {path} --help)", 2)
+        _fail(f"{message} (see {path} --help)")
     if code == 130:  # also what typer makes of Ctrl-C
         print("stopped", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
@@ -297,6 +297,6 @@ def with_options(message: str, arguments: Iterable[str] = ()) -> str:
     return "".join(part if part in given else _PARAMETER.sub(option, part) for part in apart)
 
 
-def _fail(message: str, code: int) -> NoReturn:
+def _fail(message: str) -> NoReturn:
     print(f"{'' if leads() else 'another process: '}error: {printable(message)}", file=sys.stderr)
-    sys.exit(code)
+    sys.exit(2)

@@ -155,15 +155,15 @@ def local_sensitivity_threshold(margin: float, teachers: int, threshold: float, 
     return np.maximum(up, down)
 
 
-def failing_condition(sigma: float, classes: int, order: float, points: int = 20_000) -> str | None:
+def failing_condition(sigma: float, classes: int, order: float) -> str | None:
     """Which of C5 and C6, on which the bounds above rest (Appendix B.4.2), does not hold on a fine grid of ln q.
 
     C5: the bound does not fall in q on (0, q0). C6: nor does its difference to the bound at B_U(q), on (0, B_L(q0)).
     """
     high, low = log_q0(sigma, order), log_q1(sigma, order, classes)
-    if not _never_falls(bound_unchecked(high - np.geomspace(700, 1e-9, points), sigma, order)):
+    if not _never_falls(bound_unchecked(high - np.geomspace(700, 1e-9, 20_000), sigma, order)):
         return "C5"
-    lq = low - np.geomspace(700, 1e-9, points)
+    lq = low - np.geomspace(700, 1e-9, 20_000)
     above = np.minimum(log_upper(lq, sigma, classes), high)
     differences = bound_unchecked(above, sigma, order) - bound_unchecked(lq, sigma, order)
     return None if _never_falls(differences) else "C6"
