@@ -17,12 +17,8 @@ from mixmatch.presets import Kind, PartOfSteps
 from mixmatch.storage import MOST_JSON, parse_json, read_plain
 
 Precision = Literal["fp32", "bf16"]
-Optimizer = Literal["adam", "sgd"]
 Schedule = Literal["constant", "cosine", "linear", "cosine-7/16"]
-Unlabeled = Literal["rest", "all"]
-LabelSampling = Literal["uniform", "balanced"]
 Strong = Literal["cutout", "randaugment", "kekmodel", "torchssl", "ctaugment", "ctaugment-only"]
-HoldOut = Literal["two-classes", "large-classes", "all-classes", "none"]
 Labels = int | Literal["all"]
 
 BASIC = "Options"
@@ -43,7 +39,7 @@ class Settings:
         least=0, experiment=False, group=BASIC,
     )  # fmt: skip
     valid: int = setting(0, "Unlabeled images held out for validation.", least=0)
-    unlabeled: Unlabeled = setting(
+    unlabeled: Literal["rest", "all"] = setting(
         "rest", "Which images are used as unlabeled: the `rest`, or `all`, the labeled ones too."
     )
     imbalance: float = setting(
@@ -52,12 +48,12 @@ class Settings:
         "sets are thinned out to an exponential long tail.",
         least=1,
     )
-    hold_out: HoldOut = setting(
+    hold_out: Literal["two-classes", "large-classes", "all-classes", "none"] = setting(
         "all-classes",
         "Your own data without a test part: hold out a fifth of each class with ten labels or more, if at least two "
         "classes have as many (`two-classes`), one has (`large-classes`) or all have (`all-classes`); or `none`.",
     )
-    label_sampling: LabelSampling = setting(
+    label_sampling: Literal["uniform", "balanced"] = setting(
         "uniform",
         "Which labeled images a step draws: each as often as the others (`uniform`), or each class as often as the "
         "others (`balanced`), for classes with few labels.",
@@ -86,7 +82,9 @@ class Settings:
         least=1,
         limit=2**20,
     )
-    optimizer: Optimizer = setting("adam", "Adam with decoupled weight decay, or SGD with Nesterov momentum.")
+    optimizer: Literal["adam", "sgd"] = setting(
+        "adam", "Adam with decoupled weight decay, or SGD with Nesterov momentum."
+    )
     learning_rate: float = setting(0.002, "Learning rate of the optimizer.", least=0, search=10)
     momentum: float = setting(0.9, "Momentum of SGD.", within=(0, 1))
     schedule: Schedule = setting(

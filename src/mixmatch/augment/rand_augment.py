@@ -15,8 +15,6 @@ from mixmatch.augment.base import to_unit_range
 from mixmatch.augment.crop_flip import CropFlip
 from mixmatch.draws import Draws
 
-Variant = Literal["fixmatch", "kekmodel", "torchssl"]
-
 OPERATIONS = operations.OPERATIONS[:14]
 
 LEVELS = range(1, 10)
@@ -39,7 +37,7 @@ class RandAugment:
     """
 
     crop: CropFlip = CropFlip(0, False)  # noqa: RUF009 (never written to)
-    variant: Variant = "fixmatch"
+    variant: Literal["fixmatch", "kekmodel", "torchssl"] = "fixmatch"
 
     def draw(self, rng: np.random.Generator, views: int, count: int) -> Draws:
         steps = self.variant != "torchssl"

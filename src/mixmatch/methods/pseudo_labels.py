@@ -28,7 +28,6 @@ RECIPE: Mapping[str, Any] = {
 """What FixMatch asks of the run, and every method after it."""
 
 Passes = Literal["official", "fused"]
-Balance = Literal["none", "abc"]
 
 CONFIDENT = 0.95
 """Predictions of the balanced classifier at least this confident become labels."""
@@ -87,7 +86,7 @@ class PseudoLabeling(Method):
     prediction_decay: float = setting(
         0.999, "Decay of the moving averages over predictions; less for a run of few steps.", within=(0, 1)
     )
-    balance: Balance = setting(
+    balance: Literal["none", "abc"] = setting(
         "none",
         "For uneven labels: `abc` trains the classifier on all classes alike, and another one beside it with the "
         "method's own loss.",
