@@ -17,7 +17,7 @@ from mixmatch.data.split import Indices
 from mixmatch.privacy.checks import PrivacyError
 from mixmatch.privacy.ledger import read_lines
 from mixmatch.privacy.mechanisms import Answer
-from mixmatch.privacy.votes import REFUSED, Votes, open_file, read_integers, read_json
+from mixmatch.privacy.votes import REFUSED, Votes, read_integers, read_json, reading
 from mixmatch.text import csv_text
 
 
@@ -147,15 +147,11 @@ def _read_by_row(path: Path) -> dict[int, Answer] | None:
     """Answers of a CSV with the columns query and label (and source), if it is one."""
     if path.suffix in (".json", ".npy", ".npz"):
         return None
-
-    def load() -> dict[int, Answer] | None:
-        with path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            if not {"query", "label"} <= set(reader.fieldnames or ()):
-                return None
-            return {int(line["query"]): Answer(int(line["label"]), line.get("source") or "") for line in reader}
-
-    return open_file(path, load)
+    with reading(path), path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        if not {"query", "label"} <= set(reader.fieldnames or ()):
+            return None
+        return {int(line["query"]): Answer(int(line["label"]), line.get("source") or "") for line in reader}
 
 
 def _about(path: Path) -> dict[str, Any]:
@@ -165,17 +161,16 @@ def _about(path: Path) -> dict[str, Any]:
 
 
 def _read_ledger(path: Path) -> Answers:
-    def load() -> tuple[list[int], list[int]]:
+    with reading(path):
         try:
             (header, *lines), *_ = read_lines(path, path.read_bytes())
             if "ledger" not in header:
                 raise ValueError
             answers = [line for line in lines if "answer" in line]
-            return [int(line["answer"]) for line in answers], [int(line["label"]) for line in answers]
+            rows, labels = ([int(line[name]) for line in answers] for name in ("answer", "label"))
         except (ValueError, KeyError, TypeError):
             raise PrivacyError(f"{path} is not a ledger of pate label, or it is damaged") from None
-
-    return _checked(path, *open_file(path, load))
+    return _checked(path, rows, labels)
 
 
 def _checked(path: Path, rows: Sequence[int], labels: Sequence[int]) -> Answers:

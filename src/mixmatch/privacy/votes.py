@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import csv
 import hashlib
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,6 @@ FORMATS = ("counts", "labels")
 REFUSED = -1
 MOST = 2**30
 """Bytes of a file, at most: 13 million queries of 10 classes in a .npy file."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -174,13 +174,14 @@ def read_integers(path: Path) -> npt.NDArray[np.int64]:
 
 def read_json(path: Path) -> Any:
     """What a JSON file holds."""
-    return open_file(path, lambda: storage.read_json(path, follow=True))
+    with reading(path):
+        return storage.read_json(path, follow=True)
 
 
 def read_matrix(path: Path, dimensions: tuple[int, ...] = (2,)) -> npt.NDArray[Any]:
     """A matrix of numbers from `.npy`, `.npz` (its only array) or CSV (a header line is skipped). No pickles."""
-    load = _load_numpy if path.suffix in (".npy", ".npz") else _load_csv
-    matrix = open_file(path, lambda: load(path))
+    with reading(path):
+        matrix = _load_numpy(path) if path.suffix in (".npy", ".npz") else _load_csv(path)
     if matrix.ndim not in dimensions or not matrix.size:
         raise PrivacyError(f"{path}: shape {matrix.shape}, not a matrix of numbers")
     if not (np.issubdtype(matrix.dtype, np.integer) or np.issubdtype(matrix.dtype, np.floating)):
@@ -219,11 +220,12 @@ def _load_csv(path: Path) -> npt.NDArray[np.float64]:
     return np.array(rows, dtype=np.float64)
 
 
-def open_file(path: Path, load: Callable[[], T]) -> T:
-    """What `load` reads from a file; whatever is wrong with it is one line."""
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Whatever is wrong with a file that is read is one line."""
     try:
         storage.check_plain(path, MOST)
-        return load()
+        yield
     except FileNotFoundError:
         raise PrivacyError(f"{path} does not exist") from None
     except MixMatchError:
