@@ -269,9 +269,6 @@ def on_stderr(suffix: str = "") -> Reporter:
 @contextmanager
 def bar(title: str, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal, for work that counts images; gone when the work is done."""
-    if not (shown and sys.stderr.isatty()):
-        yield lambda done, total: None
-        return
-    with Progress(console=Screen(stderr=True), transient=True) as screen:
+    with Progress(console=Screen(stderr=True), transient=True, disable=not (shown and sys.stderr.isatty())) as screen:
         task = screen.add_task(title, total=None)
         yield lambda done, total: screen.update(task, completed=done, total=total)
