@@ -38,6 +38,7 @@ from mixmatch.training.device import (
 from mixmatch.training.job import Job, Work
 from mixmatch.training.loop import Loop
 from mixmatch.training.opening import changed, described, kind_of, located, refuse_changed
+from mixmatch.training.progress import Reporter
 from mixmatch.training.record import make_record, versions
 from mixmatch.training.run import SEALED, Ended, Record, RunFolder, RunRecord
 from mixmatch.training.stop import Stop
@@ -236,21 +237,28 @@ def _running(
             about["processes"] = world.size
         if data.user is not None:
             about["folder"] = str(Path.cwd())  # where relative paths begin
-        if began:
-            saved = _resume(run, about, job.checkpoint)
-        else:
-            saved = None
-            run.write_config({**about, "versions": versions()})
-        world.barrier()  # the others read the checkpoint next
-        shown = progress.Several(reporter, progress.TensorBoard(run.path), *work.also)
-        seconds = yield from Loop(trainer, run, shown, stop, saved, job.checkpoint_every, watch_for(trainer)).turns()
-        run.check_attempt()
-        averaged(trainer).save(run.model)
-        record = make_record(
-            settings, data.split, run.metrics(), seconds, device, trainer.engine, trainer.machines, threads=count,
-            began_with=config.get("versions"),
-        )  # fmt: skip
-        return world.from_leader(run.write_result(record))
+        return (yield from _leading(trainer, run, stop, work, reporter, about, began))
+
+
+def _leading(
+    trainer: Trainer, run: RunFolder, stop: Stop, work: Work, reporter: Reporter, about: Record, began: bool
+) -> Generator[None, None, RunRecord]:
+    """The part in a run of the process that leads, and holds the folder's lock. `about` is what `config.json` says."""
+    saved, began_with, job = None, None, work.job
+    if began:
+        saved, began_with = _resume(run, about, job.checkpoint), run.config().get("versions")
+    else:
+        run.write_config({**about, "versions": versions()})
+    trainer.world.barrier()  # the others read the checkpoint next
+    shown = progress.Several(reporter, progress.TensorBoard(run.path), *work.also)
+    seconds = yield from Loop(trainer, run, shown, stop, saved, job.checkpoint_every, watch_for(trainer)).turns()
+    run.check_attempt()
+    averaged(trainer).save(run.model)
+    record = make_record(
+        trainer.settings, trainer.split, run.metrics(), seconds, trainer.device, trainer.engine, trainer.machines,
+        threads=about["threads"], began_with=began_with,
+    )  # fmt: skip
+    return trainer.world.from_leader(run.write_result(record))
 
 
 def _following(trainer: Trainer, run: RunFolder, stop: Stop, job: Job, began: bool) -> Generator[None, None, RunRecord]:
