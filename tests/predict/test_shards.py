@@ -273,5 +273,14 @@ def test_two_plans_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert store.names("nothing") == set()
 
 
+def test_an_address_on_the_disk_is_a_folder(tmp_path: Path) -> None:
+    store = Store(f"file://{tmp_path}/new/classes/")
+    assert store.names("") == set()
+    store.write("done/1.json", b"1")
+    store.write_first("done/1.json", b"2")
+    assert (tmp_path / "new/classes/done/1.json").read_bytes() == b"1"
+    assert not any((tmp_path / "new/classes/done").glob(".*"))
+
+
 def refuse(path: Path, target: Path) -> None:
     raise PermissionError(1, "Operation not permitted")

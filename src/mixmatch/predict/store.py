@@ -30,6 +30,8 @@ class Store:
     """Small files by name. It can be sent to another process."""
 
     def __init__(self, where: str | Path) -> None:
+        if str(where).startswith(("file://", "local://")):  # by fsspec no file would appear whole, nor any folder
+            where = open_address(str(where))[1]
         self.where = str(where).rstrip("/") if is_address(where) else str(Path(where).absolute())
         self._remote = is_address(where)
 
