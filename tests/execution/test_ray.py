@@ -18,6 +18,7 @@ from jobs import driver, models, saved, tiny, undisturbed
 from forks import Fork, wait_until
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.ray import Ray, connect, share_of
+from mixmatch.training.job import Work
 from mixmatch.training.run import RunFolder
 
 ray: Any = pytest.importorskip("ray", reason="Ray is not installed: pip install 'mixmatch[ray]'")
@@ -75,13 +76,15 @@ def test_a_node_is_lost(
 
 
 def test_runs_that_wait_for_a_gpu_say_so(cluster: Any, tmp_path: Path) -> None:
-    """A cluster may begin without GPUs, and grow when it is asked for one."""
-    job = replace(tiny(tmp_path / "a").job, device="cuda")
-    with (
-        pytest.warns(UserWarning, match="the cluster has no GPU now: the runs wait"),
-        Ray(cluster.address).sending([(0, job)]) as answers,
-    ):
+    """A cluster may begin without GPUs, and grow when it is asked for one. One that was started here does not."""
+    job, said = replace(tiny(tmp_path / "a").job, device="cuda"), list[str]()
+    with Ray(cluster.address, said.append).sending([(0, job)]) as answers:
         assert list(answers(0.1)) == []
+    assert said == ["the cluster has no GPU now: the runs wait for a node that has one"]
+    with pytest.raises(MixMatchError, match="device 'cuda' is not available here"):
+        Ray("local").places("cuda")
+    with pytest.raises(MixMatchError, match="device 'cuda' is not available here"):
+        list(Ray("local").run([Work(job)]))
 
 
 def test_the_driver_is_killed_and_started_again(cluster: Any, reference: dict[int, bytes], tmp_path: Path) -> None:

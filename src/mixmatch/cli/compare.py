@@ -26,6 +26,7 @@ from mixmatch.cli.options import (
     parse_part,
     print_json,
     show,
+    warn,
 )
 from mixmatch.data import is_path
 from mixmatch.errors import unknown
@@ -71,7 +72,7 @@ def compare(
             raise unknown("method", method, METHODS)
     folder = out or Path("runs") / f"compare-{Path(data).resolve().name if is_path(data) else data}"
     given = {name: settings.pop(name) for name in RUN.settings if name in settings}
-    share, executor = parse_part(part), executor_for(ray)
+    share, executor = parse_part(part), executor_for(ray, warn)
     given |= {"data_dir": data_dir, "device": device, "executor": executor, "part": share, "spelled": with_options}
     records = run_all(data, methods, seeds, folder, settings, **given)
     rows = summarize(records)

@@ -105,7 +105,7 @@ def reproduce(
         raise MixMatchError(f"--passes is for methods with that setting: {instead}")
     settings = {} if passes is None else {"passes": passes}
     runs = plan(chosen, counts, methods, seeds, steps, split, precision, **settings)[parse_part(part)]
-    executor = executor_for(ray)
+    executor = executor_for(ray, warn)
     extra = [number for number in counts if all(number not in row.targets for row in chosen.rows)]
     for number in extra:
         say(f"the paper has no number for {number} labels: there will be nothing to compare with")

@@ -98,7 +98,7 @@ def tune(
         only=only,
         trials=trials,
         minutes=minutes,
-        executor=executor_for(ray),
+        executor=executor_for(ray, warn),
         say=(lambda text: None) if quiet else lambda text: say(in_command(text)),
         reporter=(lambda suffix: Quiet()) if quiet else on_stderr,
         config=config,

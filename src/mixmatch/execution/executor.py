@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Protocol
 
 import torch
 
+from mixmatch import terminal
 from mixmatch.execution import here
 from mixmatch.execution.here import SIDE_BY_SIDE, Outcome, Started
 from mixmatch.execution.processes import Processes
@@ -66,6 +67,6 @@ def gpus(wanted: set[str]) -> list[str]:
     return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
 
 
-def executor_for(ray: str | None = None) -> Executor:
+def executor_for(ray: str | None = None, warn: Callable[[str], None] = terminal.warn) -> Executor:
     """This machine, or the Ray cluster at an address; `local` starts one here, `auto` finds one."""
-    return Here() if ray is None else Ray(ray)
+    return Here() if ray is None else Ray(ray, warn)

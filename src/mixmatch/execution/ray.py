@@ -13,18 +13,18 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
+from mixmatch import terminal
 from mixmatch.errors import MixMatchError, not_installed
 from mixmatch.execution import worker
 from mixmatch.execution.elsewhere import Answers, Elsewhere
 from mixmatch.execution.here import SIDE_BY_SIDE
 from mixmatch.execution.worker import Answer, Order
-from mixmatch.terminal import warn
 from mixmatch.training.job import Job
 from mixmatch.training.stop import Interrupted
 
@@ -51,21 +51,28 @@ class Place(NamedTuple):
 class Ray(Elsewhere):
     """The cluster at an address. `local` starts one on this machine, `auto` finds the one that it belongs to."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, warn: Callable[[str], None] = terminal.warn) -> None:
         if importlib.util.find_spec("ray") is None:
             raise not_installed(f"ray={address}", "Ray", "ray")
-        self._address = address
+        self._address, self._warn = address, warn
 
     def places(self, device: str) -> int:
-        place = share_of(connect(self._address), {device})
+        _, place = self._find({device})
         return max(1, place.places) * (1 if place.device == "cpu" else SIDE_BY_SIDE)
+
+    def _find(self, devices: set[str]) -> tuple[Any, Place]:
+        """The cluster, and what a task needs."""
+        ray = connect(self._address)
+        place = share_of(ray, devices)
+        if not place.places and self._address == "local":  # where no other node can come
+            raise MixMatchError("device 'cuda' is not available here: use device=cpu")
+        return ray, place
 
     @contextmanager
     def sending(self, jobs: Sequence[tuple[int, Job]]) -> Iterator[Answers]:
-        ray = connect(self._address)
-        place = share_of(ray, {job.device for _, job in jobs})
+        ray, place = self._find({job.device for _, job in jobs})
         if not place.places:
-            warn("the cluster has no GPU now: the runs wait for a node that has one")
+            self._warn("the cluster has no GPU now: the runs wait for a node that has one")
         limit = 1 if place.device == "cpu" else None
         task = ray.remote(**place.needs, max_retries=RETRIES)(do)
         sent = {

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from mixmatch.cli.options import DataDir, Device, RayCluster, print_json, say
+from mixmatch.cli.options import DataDir, Device, RayCluster, print_json, say, warn
 from mixmatch.data.split import Indices
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.executor import executor_for
@@ -147,7 +147,7 @@ class TrainOptions:
         strict: bool = False,
         checkpoint_every: int | None = None,
     ) -> RunOptions:
-        executor = executor_for(self.ray)
+        executor = executor_for(self.ray, warn)
         return RunOptions(self.resume, checkpoint_every, self.device, self.data_dir, strict, reporter, executor)
 
 
