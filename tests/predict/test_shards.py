@@ -22,10 +22,12 @@ from sklearn.datasets import load_digits
 import mixmatch
 from forks import Fork, command, wait_until
 from mixmatch.errors import MixMatchError
+from mixmatch.execution import ray_data
 from mixmatch.execution.decode import shard_folder
 from mixmatch.execution.ray_data import Place, place_of
 from mixmatch.predict.shards import _tally
 from mixmatch.predict.store import Store
+from mixmatch.training.stop import Interrupted
 
 PIXELS = np.rint(load_digits().images * (255 / 16)).astype(np.uint8)
 FILES, BROKEN = 2000, 97
@@ -258,6 +260,23 @@ def test_decoding_on_the_cluster(cluster: Any, tmp_path: Path) -> None:
         assert done == (59, 1, 3, 0)
     hashes = [json.loads((tmp_path / out / "shards.json").read_text())["shards"] for out in ("here", "there")]
     assert hashes[0] == hashes[1]
+
+
+def test_sigterm_stops_what_waits_for_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray.data", reason="Ray is not installed: pip install 'mixmatch[ray]'")
+    monkeypatch.setattr(ray_data, "connect", lambda address: None)
+    monkeypatch.setattr(ray_data, "place_of", lambda ray, device: signal.raise_signal(signal.SIGTERM))
+
+    def outer(*args: object) -> None:
+        pytest.fail("not handled")
+
+    before = signal.signal(signal.SIGTERM, outer)
+    try:
+        with pytest.raises(Interrupted) as stopped:
+            list(ray_data.over_cluster("auto", lambda place: lambda number: {}, [0], "cpu"))
+        assert (stopped.value.signal, signal.getsignal(signal.SIGTERM)) == (signal.SIGTERM, outer)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_two_plans_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

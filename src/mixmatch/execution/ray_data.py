@@ -8,11 +8,16 @@ import importlib.util
 import json
 import logging
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from mixmatch.errors import MixMatchError, not_installed
 from mixmatch.execution.ray import Place, connect, gpu_place, nodes
+from mixmatch.training.stop import Interrupted
 
 BLOCKS = 10_000
 """At most so many blocks, into which Ray Data divides the list: each is done by one process."""
@@ -31,12 +36,20 @@ def over_cluster(
 
     Raises:
         MixMatchError: the first that any of the work raises. What is under way is then stopped.
+        Interrupted: after SIGTERM.
     """
     if importlib.util.find_spec("ray") is None or importlib.util.find_spec("pandas") is None:
         raise not_installed(f"ray={address}", "Ray Data", "ray")
     # Of every such process Ray would warn that it cannot be restarted without its arguments, which are with the driver.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     ray = connect(address)
+    with _terminated():
+        yield from _over_cluster(ray, make, numbers, device)
+
+
+def _over_cluster(
+    ray: Any, make: Callable[[Place], Callable[[int], dict[str, Any]]], numbers: Sequence[int], device: str
+) -> Iterator[dict[str, Any]]:
     data: Any = importlib.import_module("ray.data")
     place = place_of(ray, device)
     context = data.DataContext.get_current()
@@ -56,6 +69,30 @@ def over_cluster(
         if "error" in answer:
             raise MixMatchError(answer["error"])
         yield answer
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """SIGTERM stops the work as Ctrl-C does. Ray, which has a handler of its own by now, would abort this process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before, asked = signal.getsignal(signal.SIGTERM), list[int]()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        raise KeyboardInterrupt
+
+    if before != signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if asked:
+            raise Interrupted(asked[0], 0) from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 class Worker:
