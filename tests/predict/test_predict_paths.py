@@ -43,6 +43,22 @@ def test_folder(run: Path, photos: Path) -> None:
             assert prediction.probability == prediction.probabilities.max()
 
 
+def test_images_of_other_formats_are_named_and_hidden_files_are_not(run: Path, photos: Path) -> None:
+    """A phone's HEIC is not left out without a word; what a Mac leaves beside a picture is none."""
+    seen = [f"{row:02d}.png" for row in range(40)]
+    for name in ("IMG_1.HEIC", "._00.png", ".trash/00.png", "__MACOSX/._00.png", "notes.txt"):
+        (photos / name).parent.mkdir(exist_ok=True)
+        (photos / name).write_bytes(b"not to be read")
+    memory = fsspec.filesystem("memory")
+    for file in (file for file in photos.rglob("*") if file.is_file()):
+        memory.pipe_file(f"/phone/{file.relative_to(photos).as_posix()}", file.read_bytes())
+    for place in (str(photos), f"{photos}/*", "memory://phone"):
+        reported: list[str] = []
+        found = mixmatch.predict_files(run, place, on_error=lambda file, _, to=reported: to.append(str(file)))
+        assert [Path(p.file).name for p in found] == seen
+        assert [Path(name).name for name in reported] == ["IMG_1.HEIC"]
+
+
 def test_one_path_and_a_file_twice(run: Path, photos: Path) -> None:
     file = photos / "03.png"
     assert [p.file for p in mixmatch.predict_files(run, file)] == [str(file)]

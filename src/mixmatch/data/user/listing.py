@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mixmatch.data.user.images import SUFFIXES, UnreadableImage
+from mixmatch.data.user.tree import OTHER_FORMATS, is_hidden
 from mixmatch.errors import MixMatchError, explaining
 
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://")
@@ -38,8 +39,8 @@ def find_images(paths: Iterable[str | os.PathLike[str]], *, once: bool = False) 
     """The names of the image files that are meant, folders in order of name.
 
     A path is a file, whatever its name, a folder, or a glob. Of folders, and of what a glob finds, files that are named
-    like images are taken. A folder that may not be read and a link to nothing are among them, too, so that reading
-    them says why.
+    like images are taken, what is hidden is not. Images of formats that cannot be read, a folder that may
+    not be read and a link to nothing are among them, too, so that reading them says why.
 
     Args:
         once: full names, each once, even if paths overlap.
@@ -150,6 +151,8 @@ def _below(folder: str) -> Iterator[str]:
 
 
 def _is_wanted(entry: os.DirEntry[str]) -> bool:
+    if is_hidden(entry.name):
+        return False
     if entry.is_dir(follow_symlinks=False):
         return True
     return _is_image(entry.name) and (entry.is_file() or not os.path.exists(entry.path))  # noqa: PTH110
@@ -194,6 +197,8 @@ class _Address:
     def _below(self, folder: str) -> Iterator[str]:
         inside = sorted((about["name"], about["type"] == "directory") for about in self._system.ls(folder, detail=True))
         for name, is_folder in inside:
+            if is_hidden(_last(name)):
+                continue
             if is_folder:
                 yield from self._below(name)
             elif _is_image(name):
@@ -203,11 +208,16 @@ class _Address:
 def _meant(given: str, found: Iterable[tuple[str, bool]]) -> list[str]:
     """Of what a glob finds, names and whether they are folders: the images, and the folders to look into."""
     deep = "**" in given  # finds what is in folders by itself
-    names = sorted(name for name, is_folder in found if _is_image(name) or (is_folder and not deep))
+    wanted = (name for name, is_folder in found if _is_image(name) or (is_folder and not deep))
+    names = sorted(name for name in wanted if not is_hidden(_last(name)))
     if not names:
         raise MixMatchError(f"{given} finds no images (looked for {', '.join(SUFFIXES)})")
     return names
 
 
+def _last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
 def _is_image(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES)
+    return name.lower().endswith((*SUFFIXES, *OTHER_FORMATS))

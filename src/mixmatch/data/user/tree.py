@@ -84,7 +84,7 @@ def scan(root: Path, found: Callable[[Entry], bool] | None = None) -> Tree:
         for item in inside:
             file = f"{folder}/{item.name}" if folder else item.name
             try:
-                if item.name.startswith(".") or item.name.lower() in ("thumbs.db", "desktop.ini", "__macosx"):
+                if is_hidden(item.name):
                     continue
                 if item.is_dir():
                     (links if item.is_symlink() else folders).append(file)
@@ -98,6 +98,15 @@ def scan(root: Path, found: Callable[[Entry], bool] | None = None) -> Tree:
             except OSError as error:
                 unreadable.append((file, error.strerror or str(error)))
     return Tree(tuple(entries), tuple(read), tuple(others), tuple(unreadable), tuple(not_followed))
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder is not a person's own: what systems hide, or leave behind.
+
+    >>> is_hidden("._cat.jpg"), is_hidden("__MACOSX"), is_hidden("cat.jpg")
+    (True, True, False)
+    """
+    return name.startswith(".") or name.lower() in ("thumbs.db", "desktop.ini", "__macosx")
 
 
 def left_out(tree: Tree) -> Iterator[Finding]:
