@@ -29,6 +29,7 @@ from mixmatch.methods.base import Method
 from mixmatch.report import Report, conclude
 from mixmatch.settings import of_run
 from mixmatch.training import opening, session
+from mixmatch.training.cross_validate import possible_folds
 from mixmatch.training.job import Work
 from mixmatch.training.plan import plan
 from mixmatch.training.progress import Reporter, bar
@@ -180,6 +181,8 @@ def train_user_data(
 ) -> Trained:
     """Do a run on user data on disk, which is read once, and what follows it: see `report.conclude`."""
     data = _open(work, bar, warn)
+    if cross_validate:  # refused before a model is trained, not after it
+        possible_folds(data, by_name=work.network is None)
     untrained = copy.deepcopy(work.network)
     record = here.run_one(replace(work, data=data))
     if not leads():

@@ -418,6 +418,15 @@ def few(tmp_path: Path) -> Path:
 STEPS = ["--steps", "60", "--eval-every", "30", "--batch-size", "16", "--quiet", "--device", "cpu"]
 
 
+def test_what_cannot_be_cross_validated_is_not_trained_first(call, tmp_path: Path) -> None:
+    lines = [[str(i), label] for i, label in enumerate(["a", "b"] + [""] * 30)]
+    table = write(tmp_path / "single.csv", ["size", "label"], lines)
+    result = call("train", table, "--cross-validate", "--out", tmp_path / "run", *STEPS)
+    assert result.code == 2
+    assert result.err.splitlines()[-1] == "error: cross-validation takes a class with two labels or more: add labels"
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
 def test_too_few_labels_to_hold_out_are_cross_validated(call, few: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = ["--label-column", "species", "--ignore", "id", "--out", out, *STEPS]

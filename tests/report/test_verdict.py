@@ -98,6 +98,9 @@ def test_nothing_evaluated() -> None:
         "Label more of cat and dog (2 and 3 now); label-next.csv lists the images that help most.",
         "Predict new images with it: mixmatch predict.",
     )
+    # A label that is the only one of its class is never left out, so this is no way to know.
+    first = next_steps(verdict, Findings(CLASSES, [1, 1, 1, 1]))[0]
+    assert first == "To know the error, label 10 images of each class."
 
 
 def test_classes_that_are_not_evaluated_are_named() -> None:

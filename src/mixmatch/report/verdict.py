@@ -225,8 +225,8 @@ def _steps(verdict: Verdict, found: Findings) -> Iterator[str]:
     if verdict.guesses or verdict.favorite is not None:
         yield better
     if error is None:
-        other = "or cross-validate (the option cross-validate)"
-        yield f"To know the error, label {MIN_LABELS} {noun}s of each class, {other}."
+        other = ", or cross-validate (the option cross-validate)" if max(found.labels) > 1 else ""
+        yield f"To know the error, label {MIN_LABELS} {noun}s of each class{other}."
     if found.suspects:
         many = f"the {count(len(found.suspects), 'label')} that may be wrong, beginning with {found.suspects[0]}"
         yield f"Look at {many}."

@@ -82,11 +82,7 @@ def cross_validate(
         data: the data of the run.
         method: as for `prepare`.
     """
-    folds = number_of_folds(data)
-    if folds == 0:
-        raise MixMatchError("cross-validation takes a class with two labels or more: add labels")
-    if settings.network.startswith(CUSTOM):
-        raise MixMatchError("cross_validate= needs a network that is built by name, to train it anew for each fold")
+    folds = possible_folds(data, by_name=not settings.network.startswith(CUSTOM))
     source, labeled = data.source, data.split.labeled
     assigned = assign_folds(source.train.labels[labeled], folds, settings.seed)
     name = str if data.user is None else data.user.files.__getitem__
@@ -116,6 +112,20 @@ def cross_validate(
             out.mkdir(parents=True, exist_ok=True)
             replace_durably(out / FILE, json.dumps({"format": 1, **about, "rows": rows}, indent=1).encode())
     return _out_of_fold(data, folds, rows)
+
+
+def possible_folds(data: Data, *, by_name: bool) -> int:
+    """How many models it takes; refused where there is nothing to leave out, or no way to begin anew.
+
+    Args:
+        by_name: whether the network is built by name.
+    """
+    folds = number_of_folds(data)
+    if folds == 0:
+        raise MixMatchError("cross-validation takes a class with two labels or more: add labels")
+    if not by_name:
+        raise MixMatchError("cross_validate= needs a network that is built by name, to train it anew for each fold")
+    return folds
 
 
 def load_cross_validation(folder: Path, data: Data) -> OutOfFold | None:
