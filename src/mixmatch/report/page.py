@@ -37,6 +37,7 @@ CURVES = {
     "loss_x": "loss of the labeled images",
     "loss_u": "loss of the unlabeled images",
     "entropy": "entropy of the predictions",
+    "guess_share": "share of the commonest guess",
 }
 
 STYLE = files("mixmatch.report").joinpath("style.css").read_text(encoding="utf-8")
