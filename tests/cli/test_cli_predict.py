@@ -228,6 +228,16 @@ def test_uncertain_first(trained: Path, photos: Path, call: Call) -> None:
     assert [line[0] for line in lines] == [row["file"] for row in rows]
 
 
+def test_the_format_is_what_the_name_says(trained: Path, photos: Path, call: Call, tmp_path: Path) -> None:
+    for name in ("p.json", "p.CSV", "p.out"):
+        call("predict", trained, photos / "0003.png", "--output", tmp_path / name)
+    assert [row["file"] for row in json.loads((tmp_path / "p.json").read_text())] == [str(photos / "0003.png")]
+    assert (tmp_path / "p.CSV").read_text() == (tmp_path / "p.out").read_text()
+    assert (tmp_path / "p.out").read_text().startswith("file,class,probability")
+    call("predict", trained, photos / "0003.png", "--format", "csv", "--output", tmp_path / "p.json")
+    assert (tmp_path / "p.json").read_text() == (tmp_path / "p.out").read_text()
+
+
 def test_contradicting_formats(trained: Path, photos: Path, call: Call) -> None:
     assert call("predict", trained, photos, "--json", "--format", "json").code == 1  # of the damaged files
     result = call("predict", trained, photos, "--json", "--format", "csv")
@@ -259,7 +269,7 @@ def test_parquet(trained: Path, photos: Path, call: Call, tmp_path: Path, monkey
     assert (result.code, result.out) == (2, "")
     assert result.err == "error: --format parquet is not for standard output: name a file with --output\n"
     target = tmp_path / "p.parquet"
-    result = call("predict", trained, photos, "--format", "parquet", "--output", target)
+    result = call("predict", trained, photos, "--output", target)
     table = parquet.read_table(target)
     assert result.code == 1
     assert result.err.endswith(f"wrote {table.num_rows} predictions to {target}\n")

@@ -26,6 +26,8 @@ from mixmatch.text import count
 
 MANY = "Many files"
 many_option = partial(typer.Option, rich_help_panel=MANY)
+ENDINGS = {".json": Format.JSON, ".parquet": Format.PARQUET, ".pq": Format.PARQUET}
+"""What is in a file of that name."""
 FEW = 16
 """For so few files no bar is shown."""
 
@@ -41,7 +43,11 @@ def predict(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here, not to standard output.")] = None,
     kind: Annotated[
         Format | None,
-        typer.Option("--format", help=r"Default: csv. parquet takes pip install 'mixmatch\[tables]' and --output."),
+        typer.Option(
+            "--format",
+            help="Default: by the ending of --output, else csv. "
+            r"parquet takes pip install 'mixmatch\[tables]' and --output.",
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="The same as --format json; with --output-dir, a summary.")
@@ -77,7 +83,7 @@ def predict(
       mixmatch predict runs/cifar photo.jpg
       mixmatch predict runs/cifar photos/ --output predictions.csv
       mixmatch predict runs/cifar photos/ --sort uncertain | head
-      mixmatch predict runs/cifar photos/ --format parquet --output predictions.parquet
+      mixmatch predict runs/cifar photos/ --output predictions.parquet
       mixmatch predict runs/patients new.csv --id-column patient
       mixmatch predict runs/cifar s3://bucket/photos --output-dir classes/ --format parquet --ray auto
     """
@@ -96,7 +102,8 @@ def predict(
         raise MixMatchError("--ray and --part need --output-dir: each shard is a file there")
     if as_json and kind not in (None, Format.JSON):
         raise MixMatchError(f"--json and --format {kind} contradict each other")
-    kind = Format.JSON if as_json else kind or Format.CSV
+    by_ending = ENDINGS.get(output.suffix.lower()) if output is not None else None
+    kind = Format.JSON if as_json else kind or by_ending or Format.CSV
     if kind is Format.PARQUET:
         check_parquet()
         if output is None:
