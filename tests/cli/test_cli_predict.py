@@ -238,6 +238,16 @@ def test_the_format_is_what_the_name_says(trained: Path, photos: Path, call: Cal
     assert (tmp_path / "p.json").read_text() == (tmp_path / "p.out").read_text()
 
 
+def test_what_is_predicted_is_not_written_over(trained: Path, call: Call, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(PIXELS[0]).save("digit.png")
+    before = Path("digit.png").read_bytes()
+    result = call("predict", trained, "digit.png", "--output", tmp_path / "digit.png")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert "name another file" in result.err
+    assert Path("digit.png").read_bytes() == before
+
+
 def test_contradicting_formats(trained: Path, photos: Path, call: Call) -> None:
     assert call("predict", trained, photos, "--json", "--format", "json").code == 1  # of the damaged files
     result = call("predict", trained, photos, "--json", "--format", "csv")

@@ -108,6 +108,8 @@ def predict(
         check_parquet()
         if output is None:
             raise MixMatchError("--format parquet is not for standard output: name a file with --output")
+    if output is not None and output.exists() and any(Path(path).exists() and output.samefile(path) for path in paths):
+        raise MixMatchError(f"--output {output} is what is to be predicted, and would be lost: name another file")
     classifier = load_run(run, device)
     # Predictions that scroll by on the same terminal are progress enough, and would break a bar.
     shown = output is not None or sort is not None or not sys.stdout.isatty()
