@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,14 @@ def test_counts_and_few_labels() -> None:
     assert found["few-labels"].message == "1 class with fewer than 4 labels: b 2"
     assert found["few-labels"].files == ("4", "5")
     assert found["few-labels"].severity == "warning"
+
+
+def test_classes_that_may_be_one() -> None:
+    user = replace(images([0, 1, 2, 3, 4], flat([0, 1, 2, 3, 4])), classes=("Cat", "big dog", "cat", "bigDog", "cats"))
+    (found,) = inspect.similar_names(user)
+    assert (found.severity, found.kind) == ("warning", "similar-names")
+    assert found.message.endswith(": 'Cat' and 'cat', 'big dog' and 'bigDog'")
+    assert list(inspect.similar_names(replace(user, classes=("C", "C++", "1", "-1", "cats")))) == []
 
 
 @pytest.mark.parametrize(("a", "b", "uneven"), [(20, 4, True), (4, 20, True), (19, 4, False), (4, 4, False)])

@@ -43,7 +43,7 @@ def findings(data: UserData) -> Iterator[Finding]:
     quick looks first."""
     yield from data.findings
     yield counts(data)
-    for look in (few_labels, uneven, shapes_and_modes, duplicates):
+    for look in (few_labels, similar_names, uneven, shapes_and_modes, duplicates):
         yield from look(data)
     yield likeness(data)
 
@@ -72,6 +72,16 @@ def few_labels(data: UserData) -> Iterator[Finding]:
             tuple(data.files[row] for row in data.labeled if data.classes[data.labels[row]] in few),
             f"label at least {FEW_LABELS} of each class; with {MIN_LABELS}, some are held out to evaluate the model",
         )
+
+
+def similar_names(data: UserData) -> Iterator[Finding]:
+    """Classes that are likely one, because somebody typed its name in two ways."""
+    spellings = defaultdict(list)
+    for name in data.classes:
+        spellings["".join(name.casefold().split())].append(f"'{name}'")
+    if found := [" and ".join(names) for names in spellings.values() if len(names) > 1]:
+        message = f"classes whose names differ in case or spaces alone: {listed(found)}"
+        yield Finding("similar-names", message, advice="if they are the same, give them one name")
 
 
 def uneven(data: UserData) -> Iterator[Finding]:
