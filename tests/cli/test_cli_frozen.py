@@ -55,6 +55,17 @@ def test_train_says_what_it_learns_from_and_ends_with_a_report(call: Any, stripe
     assert (again.code, note in again.err) == (0, False)
 
 
+def test_a_run_that_is_resumed_has_the_baseline_of_one_that_was_not(call: Any, stripes: Path, tmp_path: Path) -> None:
+    """Stopped before its baseline began."""
+    short = ("--steps", 4, "--batch-size", 4, "--views", 2, "--device", "cpu")
+    assert call("train", stripes, "--out", tmp_path / "alone", *short).code == 0
+    assert call("train", stripes, "--out", tmp_path / "stopped", "--no-baseline", *short).code == 0
+    again = call("train", stripes, "--out", tmp_path / "stopped", "--resume", "--device", "cpu")
+    assert again.code == 0, again.err
+    alone, stopped = ((tmp_path / name / "baseline/config.json").read_text() for name in ("alone", "stopped"))
+    assert json.loads(stopped) == json.loads(alone)
+
+
 def test_compare_says_it_in_options_that_it_has(call: Any, stripes: Path, tmp_path: Path) -> None:
     short = ("--steps", 2, "--batch-size", 4, "--device", "cpu")
     result = call("compare", stripes, *short, "--methods", "supervised", "--out", tmp_path / "by-default")

@@ -64,11 +64,12 @@ def _alone(work: Work, settings: Settings) -> tuple[Settings, tuple[str, ...]]:
     """The settings of a run on the labels alone that is like this one, and which of them are given."""
     place = work.job.settings.data  # where the data of a resumed run is now
     kind = kind_of(place)
+    # What it learns from decides on other defaults, so it is always given.
     default = resolve(place, {"method": work.method or settings.method, "features": settings.features}, kind)
     # What a resumed run was given is not given again: then it is what differs from the defaults.
     changed = {n: getattr(settings, n) for n in of_run() if getattr(settings, n) != getattr(default, n)}
     alike = {n: getattr(settings, n) for n in work.job.given or () if n in of_run()}
-    given = {**changed, **alike, "method": "supervised"}
+    given = {**changed, **alike, "features": settings.features, "method": "supervised"}
     return updated(resolve(place, given, kind), {"data_options": settings.data_options}), tuple(given)
 
 
