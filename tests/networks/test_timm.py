@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,15 @@ NAME = "timm:resnet18"
 @pytest.mark.skipif(HAS_TIMM, reason="timm is installed")
 def test_without_timm_it_says_what_to_install() -> None:
     with pytest.raises(MixMatchError, match=r"needs timm, which is not installed: pip install 'mixmatch\[timm\]'"):
+        networks.build(NAME, 3, (3, 32, 32))
+
+
+def test_a_timm_that_cannot_be_imported_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As beside a torchvision that was built for another torch, which pip does not mind."""
+    (tmp_path / "timm.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    with pytest.raises(MixMatchError, match=r"cannot be imported \(operator torchvision::nms does not exist\)"):
         networks.build(NAME, 3, (3, 32, 32))
 
 

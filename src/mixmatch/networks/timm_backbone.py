@@ -152,8 +152,14 @@ def _find(name: str) -> tuple[Any, str]:
     """timm, and the name of one of its models without the prefix."""
     try:
         timm: Any = importlib.import_module("timm")
-    except ImportError:
-        raise not_installed(f"'{name}'", "timm", "timm") from None
+    except Exception as error:  # a torchvision that was built for another torch raises a RuntimeError
+        if isinstance(error, ModuleNotFoundError) and error.name == "timm":
+            raise not_installed(f"'{name}'", "timm", "timm") from None
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise MixMatchError(
+            f"'{name}' needs timm, which cannot be imported ({reason}): install torch and torchvision that were built "
+            "for each other, from the same place"
+        ) from None
     model = name.removeprefix(PREFIX)
     if not timm.is_model(model):
         near = difflib.get_close_matches(model, timm.list_models(), n=1, cutoff=0.5)
