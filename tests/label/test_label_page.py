@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 Open = Callable[..., Any]
 CLASSES = {"a": "1", "b": "2", "c": "3"}
 """The key of each class: `digits` names pictures by their class."""
+NAMES = "fetch('/api/images?from=0').then(answer => answer.json()).then(images => images.name)"
 AWAY = "Failed to load resource: net::ERR_"
 """What the browser notes when a server is killed: connections refused, reset, cut off."""
 
@@ -495,7 +496,7 @@ def test_each_tab_has_its_own_panel(tmp_path: Path, serve: Open, visit: Open) ->
     saved(page)
     suspect = {"n": 0, "instead": "a", "why": "its neighbors are a"}
     group = {"class": "a", "id": 0, "total": 2, "n": [2, 4], "sure": [990, 980]}
-    found = {"items": [suspect], "copies": [], "why": "", "ready": True}
+    found = {"items": [suspect], "copies": [], "why": "", "ready": True, "current": False, "at": 5}
     page.route("**/api/suspects", lambda route: route.fulfill(json=found))
     page.route("**/api/groups**", lambda route: route.fulfill(json={"run": "one", "least": 0.9, "groups": [group]}))
     for tab, act in (("check", "Change to a"), ("guesses", "Confirm 2 as a")):
@@ -504,6 +505,13 @@ def test_each_tab_has_its_own_panel(tmp_path: Path, serve: Open, visit: Open) ->
         page.locator("#tab-label").click()
         page.locator("#say-exam").wait_for()
         assert page.locator(".banners > *").count() == 1
+    page.clock.install()
+    page.locator("#tab-check").click()
+    page.locator(".banners button", has_text="Change to a").wait_for()
+    found |= {"items": [suspect | {"n": 2}], "current": True, "at": 6}  # of the labels as they are now
+    page.clock.fast_forward(2500)
+    page.get_by_text("Labels were looked at again: show").click()
+    page.locator(f"#grid-0[aria-label^='{page.evaluate(NAMES)[2]}']").wait_for()
     watched.check()
     assert list(server.labels().values()) == ["b"]
 

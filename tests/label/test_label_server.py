@@ -401,6 +401,32 @@ def test_a_training_begins_by_itself_when_enough_is_labeled(
         assert post(client, "train", **bad).status_code == 422, bad
 
 
+def test_labels_are_looked_at_again_when_one_is_another(
+    client: TestClient, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where there are as many as before: and the page is told that what it gets is of earlier labels."""
+    thinking, asked = desk.thinking, list[str]()
+
+    def answer(module: str, what: str, about: dict[str, Any]) -> dict[str, Any]:
+        asked.append(what)
+        return {"items": [], "copies": [], "labeled": 0}
+
+    def suspects() -> Any:
+        found = client.get("/api/suspects").json()
+        while (thread := thinking._thread) is not None:
+            thread.join(10)
+        return found
+
+    monkeypatch.setattr(thinking, "_make_features", lambda: None)
+    monkeypatch.setattr(thinking, "_answer", answer)
+    assert [(found["ready"], found["current"]) for found in (suspects(), suspects())] == [(False, False), (True, True)]
+    label(client, "label-001", [0], "dog", "cat")
+    before, now = suspects(), suspects()
+    assert (before["ready"], before["current"], now["current"]) == (True, False, True)
+    assert before["at"] < now["at"]
+    assert asked == ["suspects"] * 2
+
+
 def test_a_guess_is_the_same_class_in_half_the_space() -> None:
     exact = np.array([[0.49999, 0.50001], [0.50001, 0.49999], [0.1, 0.9]], np.float32)
     half = as_half(exact)

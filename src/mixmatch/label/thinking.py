@@ -71,19 +71,21 @@ class Thinking:
 
     def suspects(self) -> Body:
         """Labels that may be wrong, and near copies with different labels. Call it while holding the book's lock."""
-        answer = self._answers.get("suspects")
-        if self._is_stale("suspects", answer):
+        answer, error = self._answers.get("suspects"), self._errors.get("suspects")
+        if stale := self._is_stale("suspects", answer):
             self._want("suspects")
+        current = not stale or error is not None
         if answer is None:
-            error = self._errors.get("suspects")
             why = error or "The labels are being compared with each other."
-            return {"ready": error is not None, "how": None, "why": why, "items": [], "copies": []}
+            found: Body = {"ready": current, "current": current, "at": None, "how": None}
+            return found | {"why": why, "items": [], "copies": []}
         names = {c.name: c.id for c in self.book.state.classes}
         label = self.view.column("label")
         items = [item for item in answer["items"] if names.get(item["label"]) == label[item["n"]]]
         copies = [c for c in answer["copies"] if len({int(label[n]) for n in c["n"]} - {UNLABELED}) > 1]
         why = HOW.format(self.choice.computed) if answer["items"] or answer["labeled"] >= 10 else FEW_LABELS
-        return {"ready": True, "how": "neighbors and folds", "why": why, "items": items, "copies": copies}
+        found = {"ready": True, "current": current, "at": answer["at"], "how": "neighbors and folds"}
+        return found | {"why": why, "items": items, "copies": copies}
 
     def close(self) -> None:
         with self._lock:
@@ -113,8 +115,10 @@ class Thinking:
     def _is_stale(self, what: str, answer: Body | None) -> bool:
         if answer is None or answer["run"] != self._run() or answer["version"] != self.book.listing.version:
             return True
+        if what == "suspects":
+            return bool(answer["at"] != self.book.state.changed_at)
         given: int = answer["given"]
-        return abs(self._given() - given) >= (STALE if what == "next" else 1)
+        return abs(self._given() - given) >= STALE
 
     def _given(self) -> int:
         return int((self.view.column("label") != UNLABELED).sum())
@@ -163,7 +167,8 @@ class Thinking:
             view.grow()
             label = view.column("label").astype(np.int64)
             flags = view.column("flags")
-            about: Body = {"run": self._run(), "version": self.book.listing.version, "given": self._given()}
+            about: Body = {"run": self._run(), "version": self.book.listing.version}
+            about |= {"given": self._given(), "at": state.changed_at}
             hidden = (flags & HIDDEN) != 0
             # A mark is no class, and a marked picture is not asked for again.
             arrays = {"labels": np.where(hidden, -1, np.maximum(label, -1)), "exclude": hidden | (label < -1)}

@@ -10,7 +10,7 @@ export class CheckView {
     Object.assign(this, { store, bench, tab });
     this.advance = "next";
     this.kind = "suspects";
-    this.found = { items: [], copies: [], why: "", ready: true };
+    this.found = { items: [], copies: [], why: "", ready: true, current: true };
     this.notes = new Map();
     this.instead = new Map();
     this.kept = new Set(); // labels that were looked at and found right, in this browser
@@ -18,6 +18,7 @@ export class CheckView {
     this.words = h("p", {});
     this.acts = h("div", { class: "acts" });
     this.panel = h("div", { class: "banner" }, this.words, this.acts);
+    this.again = button("Labels were looked at again: show", () => this.load().then(() => bench.focus()));
     this.keys = { c: () => this.keep() };
     this.other = differ();
   }
@@ -40,21 +41,33 @@ export class CheckView {
   }
 
   async open() {
-    $(".tools").replaceChildren(this.chips);
+    $(".tools").replaceChildren(this.chips, this.again);
     this.kept = new Set(JSON.parse(localStorage.getItem(this.place) ?? "[]"));
     await this.load();
   }
 
   async load() {
     clearTimeout(this.waking);
+    this.again.hidden = true;
     try {
       this.found = await get("/api/suspects");
       this.found.items = this.found.items.filter(({ n }) => !this.kept.has(this.said(n)));
     } catch (refused) {
       toast(refused.message);
     }
-    if (!this.found.ready) this.waking = setTimeout(() => this.tab.current === "check" && this.load(), 2000);
+    if (!this.found.current) this.awaitNewer();
     this.list();
+  }
+
+  // What is found of the labels as they are now is offered, never put in the place of a picture somebody is looking at.
+  awaitNewer() {
+    this.waking = setTimeout(async () => {
+      if (this.tab.current !== "check") return;
+      if (!this.bench.grid.items.length) return this.load();
+      const { at } = await get("/api/suspects").catch(() => this.found);
+      this.again.hidden = at === this.found.at;
+      if (this.again.hidden) this.awaitNewer();
+    }, 2000);
   }
 
   conflicting() {
