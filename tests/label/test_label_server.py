@@ -314,11 +314,15 @@ def test_folders_per_class_are_copies_or_links(client: TestClient, photos: Path)
 
 
 def test_a_full_disk_is_one_line_and_then_it_goes_on(
-    desk: Desk, client: TestClient, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, client: TestClient, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(place: object, data: Any) -> int:
+    def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
+    monkeypatch.setattr("mixmatch.label.exchange.shutil.copy2", full)
+    refused = post(client, "export/folders", how="copy")
+    assert refused.json()["error"].endswith(": No space left on device")
+    assert list(photos.parent.iterdir()) == [photos], "a part of an export takes no room"
     monkeypatch.setattr("mixmatch.label.training.replace_durably", full)
     refused = post(client, "train/auto", on=True)
     assert (refused.status_code, "No space left on device; " in refused.json()["error"]) == (422, True)

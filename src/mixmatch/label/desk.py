@@ -4,6 +4,7 @@ looking for files, keeping labels.csv and remembering what labeled files hold.""
 from __future__ import annotations
 
 import gzip
+import shutil
 import threading
 import time
 from contextlib import suppress
@@ -291,6 +292,7 @@ class Desk:
         try:
             made = to_folders(pictures, self.root, target, links=links)
         except OSError as error:
+            shutil.rmtree(target, ignore_errors=True)  # a part of it helps nobody, and labels need the room
             raise MixMatchError(f"cannot write {target}: {error.strerror or error}") from None
         return {"to": printable(str(target)), "count": made, "left_out": all_labels - made}
 
