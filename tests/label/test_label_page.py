@@ -512,6 +512,10 @@ def test_each_tab_has_its_own_panel(tmp_path: Path, serve: Open, visit: Open) ->
     page.clock.fast_forward(2500)
     page.get_by_text("Labels were looked at again: show").click()
     page.locator(f"#grid-0[aria-label^='{page.evaluate(NAMES)[2]}']").wait_for()
+    page.route("**/api/train", lambda route: None)
+    page.locator("#tab-train").click()
+    page.locator("#start").wait_for()
+    assert page.locator("#stop:visible, .card:empty:visible").count() == 0  # nothing is said before the server does
     watched.check()
     assert list(server.labels().values()) == ["b"]
 

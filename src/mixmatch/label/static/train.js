@@ -47,7 +47,7 @@ export class TrainView {
     this.auto = h("input", { type: "checkbox", id: "auto", onchange: () => this.setAuto() });
     this.start = primary("Train now", () => this.begin(), { id: "start" });
     this.stop = button("Stop and save", () => this.act("/api/train/stop", {}), { id: "stop" });
-    this.ending = h("div", { class: "acts" }, this.stop);
+    this.ending = h("div", { class: "acts", hidden: true }, this.stop);
     this.live = h("div", { class: "live" });
     this.graph = h("div", { class: "live" });
     this.other = { verdict: differ(), live: differ(), graph: differ(), past: differ() };
