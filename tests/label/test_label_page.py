@@ -621,6 +621,11 @@ def test_pictures_that_do_not_come_are_asked_for_again(tmp_path: Path, serve: Op
     page.unroute("**/thumb/**")
     back()
     page.locator("#grid-6.broken").wait_for()  # the one that is none
+    page.locator("#filter").select_option("unreadable")
+    until(page, lambda: current(page) == "zzz.png")
+    page.locator("#filter").select_option("unlabeled")
+    page.locator("#grid").focus()
+    page.keyboard.press("Home")
     until(page, lambda: page.locator("#grid .waiting").count() == 0)
     wide = "[...document.querySelectorAll('#grid img, #single img')].map(image => image.naturalWidth)"
     assert page.evaluate(wide)[:7] == [32] * 6 + [0]

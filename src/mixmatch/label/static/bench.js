@@ -21,6 +21,7 @@ export class Bench {
       enlarge: (index) => this.toSingle(index),
       enter: (index) => this.enter(index),
       changed: () => this.selection(),
+      unreadable: (n) => store.unreadable(n),
       size: Number(localStorage.getItem("mixmatch-size")) || 148,
     });
     this.single = new Single($("#single"), store, { turn: (by) => this.turn(by), close: () => this.toGrid() });

@@ -11,8 +11,8 @@ const SETTLE = 70; // ms of quiet after a jump before pictures are asked for
 export class Grid {
   // `look(n)` describes a picture: {src, name, tag, color, note, faded}. `enlarge(index)` shows it alone; `enter(index)` is
   // what the key Enter does.
-  constructor(box, { look, enlarge, enter, changed, size = 148 }) {
-    Object.assign(this, { box, look, enlarge, enter, changed: changed ?? (() => {}), size });
+  constructor(box, { look, enlarge, enter, changed, unreadable, size = 148 }) {
+    Object.assign(this, { box, look, enlarge, enter, changed: changed ?? (() => {}), unreadable, size });
     this.items = [];
     this.selected = new Set();
     this.current = 0; // the index that has the focus
@@ -138,7 +138,7 @@ export class Grid {
     const image = h("img", { alt: "", draggable: "false", decoding: "async", fetchpriority: "low" });
     const tag = h("span", { class: "tag" });
     const tile = h("div", { class: "tile", role: "option" }, image, tag);
-    watch(image, tile);
+    watch(image, tile, () => this.unreadable(tile.n));
     Object.assign(tile, { image, tag });
     this.sizer.append(tile);
     return tile;

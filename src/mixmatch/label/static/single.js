@@ -29,7 +29,7 @@ export class Single {
     this.close = button(["Back ", h("kbd", {}, "Esc")], close);
     box.replaceChildren(this.figure, this.caption);
     this.image.addEventListener("load", () => this.image.classList.toggle("tiny", this.image.naturalWidth <= 64));
-    watch(this.image, this.figure);
+    watch(this.image, this.figure, () => store.unreadable(this.n));
     let from = null;
     this.figure.addEventListener("pointerdown", (event) => (from = event.clientX));
     this.figure.addEventListener("pointerup", (event) => {

@@ -134,6 +134,11 @@ export class Store {
     }
   }
 
+  // The server has found that a file is no image. It says so to pages that come later.
+  unreadable(n) {
+    this.flags[n] |= UNREADABLE;
+  }
+
   // ----------------------------------------------------------------------------------------------------- questions
 
   value(n) {
