@@ -97,7 +97,7 @@ export function manageClasses(store, act) {
       merge,
       arrow(-1, "↑", "up"),
       arrow(1, "↓", "down"),
-      button("Hide", () => done({ do: "hide", name: each.name }), { class: "plain" }),
+      button("Hide", () => done({ do: "hide", name: each.name }), { class: "plain", "aria-label": `Hide ${each.name}` }),
     );
   };
   let held = false;
@@ -130,7 +130,7 @@ export function manageClasses(store, act) {
           "div",
           { class: "line" },
           h("span", { class: "name" }, `${each.name} (${count(each.labeled, "label")})`),
-          button("Show", () => done({ do: "show", name: each.name }), { class: "plain" }),
+          button("Show", () => done({ do: "show", name: each.name }), { class: "plain", "aria-label": `Show ${each.name}` }),
         ),
       ),
     );

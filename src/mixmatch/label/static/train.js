@@ -42,6 +42,7 @@ export class TrainView {
       min: "1",
       step: "1",
       value: "20",
+      "aria-label": "More labels until it trains again",
       onchange: () => this.setAuto(),
     });
     this.auto = h("input", { type: "checkbox", id: "auto", onchange: () => this.setAuto() });
