@@ -678,6 +678,11 @@ def test_phone(tmp_path: Path, serve: Open, visit: Open) -> None:
     page.locator("#grid-0").wait_for()
     lefts = {page.locator(f"#grid-{i}").bounding_box()["x"] for i in range(6)}
     assert len(lefts) == 3  # pictures side by side
+    page.set_viewport_size({"width": 640, "height": 360})  # on its side: classes beside the pictures
+    until(page, lambda: page.locator("#grid").bounding_box()["width"] < 500)
+    assert page.locator("#grid").bounding_box()["height"] > 100
+    assert page.locator(".side").bounding_box()["height"] > 250
+    page.set_viewport_size(phone["viewport"])
     name = page.locator("#grid-1").get_attribute("aria-label").split(",")[0]
     page.locator("#grid-1").tap()
     page.locator("#single:not([hidden])").wait_for()
