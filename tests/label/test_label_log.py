@@ -115,9 +115,15 @@ def test_a_conflict_keeps_both(tmp_path: Path) -> None:
     assert '"theirs":["cat"]' in book.log.path.read_text()
     assert list(book.state.conflicts) == ["1.jpg"]
     assert shown(reread(book)) == shown(book.state)
+    conflicts = dict(book.state.conflicts)
     book.label("bob", [change("3", ["1.jpg"], "dog", "cat")])
     assert labels(book)["1.jpg"] == "dog"
     assert not book.state.conflicts
+    book.undo("bob", "undo-0001")
+    assert (labels(book)["1.jpg"], book.state.conflicts) == ("cat", conflicts), "what was decided is open again"
+    book.undo("bob", "redo-0001", redo=True)
+    assert (labels(book)["1.jpg"], book.state.conflicts) == ("dog", {})
+    assert shown(reread(book)) == shown(book.state)
 
 
 def test_undo_leaves_what_others_did_since(tmp_path: Path) -> None:

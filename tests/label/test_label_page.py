@@ -409,9 +409,11 @@ def test_two_people_in_conflict(tmp_path: Path, serve: Open, visit: Open) -> Non
     both = ann.page.locator("dialog .pair button").all_inner_texts()
     assert [text.split() for text in both] == [["a", "ann"], ["b", "bob"]]
     ann.page.keyboard.press("Escape")
-    ann.page.locator("#tab-label").click()
     answers.nth(1).click()
     saved(bob.page)
+    ann.page.get_by_text("Decided: b.").wait_for()
+    ann.page.get_by_role("button", name="Two answers 0").wait_for()
+    ann.page.locator("#tab-label").click()
     ann.page.locator("#filter").select_option("all")
     ann.page.locator("#grid-0 .tag", has_text="b").wait_for()
     ann.page.locator("#tab-check .n").wait_for(state="detached")

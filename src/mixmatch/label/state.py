@@ -86,6 +86,8 @@ class Step(NamedTuple):
     before: Sequence[Mark | None]
     after: Sequence[Mark | None]
     action: Event | None = None
+    settled: Sequence[tuple[str, Conflict]] = ()
+    """Conflicts that it decided."""
 
 
 @dataclass
@@ -201,13 +203,12 @@ class State:
         before = list(map(marks.get, files))
         for file in files:
             marks[file] = mark
+        conflicts = self.conflicts
+        settled = [(file, conflicts.pop(file)) for file in files if file in conflicts] if conflicts else ()
         if files and source not in FIRST:
-            self._did(who, Step(event["seq"], files, before, [mark] * len(files)))
+            self._did(who, Step(event["seq"], files, before, [mark] * len(files), settled=settled))
             if source not in TAKEN:
                 self.given.append((event["t"], len(files)))
-        if self.conflicts:
-            for file in files:
-                self.conflicts.pop(file, None)
         if not (refused := event.get("conflicts")):
             return files  # type: ignore[no-any-return]
         for file, seen in zip(refused["files"], refused["seen"], strict=True):
@@ -291,6 +292,12 @@ class State:
         if event.get("action"):
             self._act(event["action"])
         if step is not None:
+            chosen = {*files} if step.settled else set()
+            for file, conflict in step.settled:
+                if file in chosen and undo:
+                    self.conflicts.setdefault(file, conflict)
+                elif file in chosen:
+                    self.conflicts.pop(file, None)
             (person.redo if undo else person.undo).append(step._replace(files=files, before=before, after=after))
             if step.action is None and all(mark is None or mark.source not in TAKEN for mark in step.after[:1]):
                 self.given.append((event["t"], -len(files) if undo else len(files)))

@@ -2,7 +2,7 @@
 // different labels contradict each other; and where two people disagree both answers are shown.
 import { get } from "./api.js";
 import { decide } from "./conflicts.js";
-import { $, button, differ, h, number, primary, toast } from "./dom.js";
+import { $, button, differ, h, number, primary, setText, toast } from "./dom.js";
 import { CONFLICT } from "./store.js";
 
 export class CheckView {
@@ -28,6 +28,7 @@ export class CheckView {
   }
 
   look(n) {
+    if (this.kind === "conflicts" && !(this.store.flags[n] & CONFLICT)) return { note: "decided", faded: true };
     return { note: this.notes.get(n), faded: this.kept.has(this.said(n)) };
   }
 
@@ -112,6 +113,7 @@ export class CheckView {
 
   update() {
     if (this.store.generation !== this.generation) this.list();
+    else if (this.chips.lastChild) setText($(".n", this.chips.lastChild), number(this.store.state.counts.conflicts));
   }
 
   selected() {
@@ -124,7 +126,13 @@ export class CheckView {
     const said = store.text(store.value(n));
     const instead = this.instead.get(n);
     const other = store.classes.find((each) => each.name === instead);
-    if (!this.other(this.kind, n, said, this.notes.get(n), other)) return;
+    const open = Boolean(store.flags[n] & CONFLICT);
+    if (!this.other(this.kind, n, said, this.notes.get(n), other, open)) return;
+    if (this.kind === "conflicts" && !open) {
+      this.words.textContent = `Decided: ${said || "no label"}.`;
+      this.acts.replaceChildren();
+      return;
+    }
     if (this.kind === "conflicts") {
       this.words.textContent =
         "Two people, or two tabs, gave this picture different labels. The first to be saved counts until somebody decides.";
