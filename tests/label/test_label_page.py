@@ -455,6 +455,7 @@ def test_exam_training_and_guesses(tmp_path: Path, serve: Open, visit: Open) -> 
     page.locator("#error").wait_for(timeout=120_000)
     assert "12 exam pictures" in page.locator("#verdict").inner_text()
     assert re.search(r"\d to \d+\.\d %", page.locator("#verdict").inner_text())
+    assert "22 pictures without a label" in page.locator("#verdict").inner_text()  # not from all of the folder
     page.locator("#now .chart").wait_for()
     page.locator("#past tbody a", has_text="report").wait_for()
     page.locator("#tab-guesses").click()

@@ -223,6 +223,8 @@ export class TrainView {
     if (exam) {
       const text = `${exam.run} is wrong on ${exam.wrong} of the ${count(exam.n, "exam picture")}. The interval says where the error on the whole folder is likely to be: the exam was drawn at random and labeled without seeing a guess.`;
       const wide = exam.high - exam.low > 8 ? act("Draw 50 more exam pictures", () => this.tab.exam(50), button) : "";
+      const { unlabeled, labeled } = state.counts;
+      const late = `They are drawn from the ${count(unlabeled, "picture")} without a label. If the easy ones have theirs already, these are harder than the whole folder.`;
       return this.verdict.replaceChildren(
         title,
         h(
@@ -243,6 +245,7 @@ export class TrainView {
         ),
         h("p", {}, text),
         wide,
+        wide && labeled - state.exam.labeled > unlabeled / 10 ? h("p", { class: "soft small" }, late) : "",
       );
     }
     const { size, left } = state.exam;
