@@ -691,6 +691,16 @@ def test_phone(tmp_path: Path, serve: Open, visit: Open) -> None:
     page.locator("#single:not([hidden])").wait_for()
     wide = "[...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > 361).map(e => e.outerHTML)"  # fmt: skip # noqa: E501
     assert page.evaluate(wide) == []
+    page.get_by_role("button", name="Back").tap()
+    touch = {"pointerType": "touch", "button": 0, "bubbles": True}
+    page.locator("#grid-4").dispatch_event("pointerdown", touch)
+    page.locator("#grid-4.chosen").wait_for()  # held down
+    page.locator("#grid-4").dispatch_event("pointerup", touch)
+    page.locator("#grid-5").tap()
+    assert {tile.get_attribute("id") for tile in page.locator("#grid .chosen").all()} == {"grid-4", "grid-5"}
+    page.get_by_text("Select none").tap()
+    page.locator("#grid-1").tap()
+    page.locator("#single:not([hidden])").wait_for()
     page.locator("#more").tap()
     page.get_by_role("menuitem", name="Edit the classes").tap()
     page.get_by_label("Name of a").wait_for()

@@ -210,6 +210,7 @@ export class Grid {
     } else if (!only) {
       this.selected = new Set([this.n]);
       this.anchor = this.current;
+      this.picking = false;
     }
     this.reveal();
     this.render();

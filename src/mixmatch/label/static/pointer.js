@@ -71,6 +71,7 @@ export class Pointer {
     const began = [event.clientX, event.clientY];
     let held = false;
     const hold = setTimeout(() => {
+      if (!this.grid.picking && !this.grid.toggles) this.grid.none(); // the current one was not chosen, and may be out of sight
       held = this.grid.picking = true;
       this.grid.toggle(index);
     }, HOLD);
