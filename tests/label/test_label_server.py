@@ -97,6 +97,8 @@ def test_two_people_in_conflict_see_both(desk: Desk, client: TestClient) -> None
     seen = client.get("/api/images").json()
     assert (seen["label"][2:4], seen["flags"][2]) == ([CAT, DOG], 4)
     assert label(client, "label-003", [2], "cat", "cat").json()["counts"]["conflicts"] == 0
+    desk.book.clock = lambda: 1000.0  # the clock is set back: nothing was given in the minute before
+    assert set(client.get("/api/state").json()["rate"].values()) == {0}
     assert client.get("/api/state").json()["people"] == ["ann", "bob"]
 
 

@@ -292,6 +292,8 @@ class View:
         for t, n in reversed(self.book.state.given):
             if t < midnight and t < now - 3600:
                 break
+            if t > now:  # the clock was set back since
+                continue
             counts["minute"] += n * (t > now - 60)
             counts["hour"] += n * (t > now - 3600)
             counts["today"] += n * (t >= midnight)
