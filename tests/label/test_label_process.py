@@ -3,6 +3,7 @@ training from its first label to its guesses."""
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
@@ -22,7 +23,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from mixmatch.label.serve import listening
+from mixmatch.label.serve import listening, serve
 
 STARTED = re.compile(r"at (http://\S+/\?token=\S+)")
 
@@ -226,6 +227,23 @@ def test_what_keeps_it_from_starting_is_one_line(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "mixmatch", "label", folder, "--no-browser"]
         refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert (refused.returncode, refused.stderr) == (2, f"error: {reason}\n")
+
+
+def test_a_port_that_was_taken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels that wait in a page at the last port come through that port alone."""
+    monkeypatch.setattr("mixmatch.label.serve._run", lambda server, sock: None)
+    said: list[list[str]] = []
+
+    def start() -> int:
+        said.append([])
+        serve(tmp_path, open_browser=False, say=said[-1].append)
+        return json.loads((tmp_path / ".mixmatch-labels" / "server.json").read_text())["port"]  # type: ignore[no-any-return]
+
+    first = start()
+    assert start() == first
+    with socket.create_server(("127.0.0.1", first)):
+        assert start() != first
+    assert [any(f"--port {first}" in line for line in lines) for lines in said] == [False, False, True]
 
 
 def test_answers_do_not_wait_for_their_last_part() -> None:

@@ -67,7 +67,8 @@ def serve(
         record = read_record(home)
         place = [str(home.resolve()), home.stat().st_ino]
         token = token_at(place, record)
-        with listening(host, port, record.get("port")) as (sock, port):
+        wished, last = port, record.get("port")
+        with listening(host, wished, last) as (sock, port):
             sock.listen(128)  # a browser that is fast has to wait, not to fail
             address = f"http://{_named(host)}:{port}/?token={token}"
             content = {"address": address, "port": port, "token": token, "place": place}
@@ -84,6 +85,11 @@ def serve(
                 reader.start()
             try:
                 _announce(folder, home, address, host, say)
+                if wished is None and isinstance(last, int) and last != port:
+                    say(
+                        f"port {last} of the last time is in use by another program: a page that is still open there, "
+                        f"and labels that wait in it, need that port (stop, then start with --port {last})"
+                    )
                 if open_browser:
                     threading.Thread(target=_open, args=(address,), daemon=True).start()
                 _run(server, sock)
