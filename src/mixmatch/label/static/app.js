@@ -251,6 +251,7 @@ async function start() {
     return;
   }
   away = false;
+  for (const waiting of document.querySelectorAll("[inert]")) waiting.inert = false; // there is something to act upon
   outbox.adopt();
   const wanted = location.hash.slice(1);
   tab.open(NAMES.includes(wanted) ? wanted : "label");

@@ -277,7 +277,7 @@ export class Bench {
   anywhere(event) {
     const typing = event.target.closest?.("input, select, textarea") || $("dialog[open]");
     const control = event.ctrlKey || event.metaKey;
-    if (typing || event.isComposing || event.defaultPrevented) return;
+    if (typing || !this.view || event.isComposing || event.defaultPrevented) return;
     if (control && event.key.toLowerCase() === "z") this.reverse(event.shiftKey ? "redo" : "undo");
     else if (control && event.key.toLowerCase() === "y") this.reverse("redo");
     else if (event.key === "?" && !control) this.help();
