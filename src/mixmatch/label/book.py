@@ -22,7 +22,7 @@ from mixmatch.errors import MixMatchError
 from mixmatch.label.events import check_event
 from mixmatch.label.listing import Listing, load_listing
 from mixmatch.label.log import DiskFull, Event, Log
-from mixmatch.label.state import CLASS_ACTIONS, TAKEN_KEYS, UNLABELED, LabelClass, State, Step
+from mixmatch.label.state import CLASS_ACTIONS, MARKS, TAKEN_KEYS, UNLABELED, LabelClass, State, Step
 
 LONGEST_NAME = 80
 SOURCES = ("key", "bulk", "exam", "fix", "next", "confirm")
@@ -179,12 +179,15 @@ class Book:
             return counts
 
     def _class_names(self, labels: Iterable[str]) -> dict[str, str]:
-        """The class that each label means: one that is there, in any case of letters, or a new one. What cannot be the
-        name of a class is refused here, before anything is changed."""
+        """The class that each label means: one that is there, in any case of letters, or a new one; or the mark that it
+        is. What cannot be the name of a class is refused here, before anything is changed."""
         known: dict[str, str] = {}
         for each in self.state.classes:
             known.setdefault(each.name.casefold(), each.name)
-        names = {label: known.setdefault((name := class_name(label)).casefold(), name) for label in labels}
+        names = {
+            label: label if label in MARKS else known.setdefault((name := class_name(label)).casefold(), name)
+            for label in labels
+        }
         if len(known) > MOST_CLASSES:
             raise Refused(f"more than {MOST_CLASSES:,} classes are too many for this page")
         return names

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from mixmatch.data.user.folder import IGNORE, label_by_folder
 from mixmatch.data.user.tree import Entry, Tree
 from mixmatch.label.book import Book, Refused
-from mixmatch.label.state import BROKEN, NONE
+from mixmatch.label.state import BROKEN, MARK_NAMES, NONE
 from mixmatch.storage import read_plain
 from mixmatch.text import count, csv_text, from_cell, listed
 
@@ -163,9 +163,10 @@ def read_csv(text: str, numbers: Mapping[str, int]) -> Found:
         if len(row) != len(header):
             raise Refused(f"line {number} has {count(len(row), 'field')}, but the header {len(header)}")
         file, label = from_cell(row[at["file"]].strip()), from_cell(row[at["label"]].strip())
-        if label:
-            named.append((file, label))
-            if "part" in at and row[at["part"]].strip() == "test":
+        part = row[at["part"]].strip() if "part" in at else ""
+        if label or part == IGNORE:
+            named.append((file, label or MARK_NAMES[NONE]))
+            if part == "test":
                 tests.add(file)
     return _matched(named, tests, numbers)
 
