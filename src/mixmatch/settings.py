@@ -61,8 +61,8 @@ class Settings:
     network: str = setting("wrn-28-2", "wrn-28-2, wrn-28-large, cnn13, mlp, timm:NAME, ...")
     features: str = setting(
         "none",
-        "Learn from frozen features of images: basic, or those of a pretrained network. User images have basic ones by "
-        "default where there is no GPU.",
+        "Learn from frozen features of images: `basic`, or `timm:NAME`, those of a pretrained network. `none` learns "
+        "from the pixels. User images have basic ones by default where there is no GPU.",
         metavar="none|basic|timm:NAME",
     )
     views: int = setting(

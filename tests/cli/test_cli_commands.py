@@ -90,6 +90,16 @@ print([name for name in ("torch", "torch._dynamo", "sklearn", "matplotlib") if n
     assert done.stdout.splitlines()[-1] == "['torch']"
 
 
+def test_help_leaves_its_text_room_in_80_columns(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = call("train", "--help").out.splitlines()
+    (momentum,) = (line for line in lines if "Momentum of SGD." in line)
+    assert momentum.index("Momentum") < 40
+    assert any("--[no-]flip " in line for line in lines)
+    first = next(i for i, line in enumerate(lines) if "Examples:" in line)
+    assert [line[:18] for line in lines[first + 1 : first + 4]] == ["   mixmatch train "] * 3
+
+
 def test_help_and_tables_fit_80_columns(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """No word is cut, and a flag has no type."""
     monkeypatch.setattr("rich.console.Console.is_terminal", True)

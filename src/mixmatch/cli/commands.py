@@ -13,7 +13,8 @@ from mixmatch.errors import MixMatchError
 
 
 class PlainFlags:
-    """Part of a command: a flag takes no value, so its help shows no type."""
+    """Part of a command: its help shows a flag without a type, and one that can be negated as `--[no-]flip`. In columns
+    of their own, types and negations would leave a terminal of 80 characters little room for the text."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
@@ -21,6 +22,17 @@ class PlainFlags:
             if getattr(param, "is_flag", False):
                 param.metavar = ""
         return params
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        negatable = [param for param in self.get_params(ctx) if param.secondary_opts]
+        before = [(param.opts, param.secondary_opts) for param in negatable]
+        for param in negatable:
+            param.opts, param.secondary_opts = [f"--[no-]{param.opts[0][2:]}"], []
+        try:
+            super().format_help(ctx, formatter)  # type: ignore[misc]
+        finally:
+            for param, names in zip(negatable, before, strict=True):
+                param.opts, param.secondary_opts = names
 
 
 class PlainCommand(PlainFlags, TyperCommand):
@@ -63,10 +75,13 @@ class ManyValues(PlainCommand):
 
 def unwrapped(text: str) -> str:
     """A help text whose paragraphs are wrapped by the terminal, not by the source. A line that is indented by two, such
-    as an example, is a paragraph of its own.
+    as an example, stays a line of its own: `\\b` asks typer for that, and keeps its indent.
 
     >>> unwrapped("What it does.\\n\\n    More of it,\\n    and more:\\n      mixmatch a\\n      mixmatch b\\n    ")
-    'What it does.\\n\\nMore of it, and more:\\n\\nmixmatch a\\n\\nmixmatch b'
+    'What it does.\\n\\n\\x08More of it, and more:\\n\\x08  mixmatch a\\n\\x08  mixmatch b'
     """
-    paragraphs = re.split(r"\n\n|\n(?=  \S)", inspect.cleandoc(text))
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    paragraphs = []
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        about, *lines = (" ".join(part.split()) for part in re.split(r"\n(?=  \S)", paragraph))
+        paragraphs.append("\b" + "\n\b  ".join([about, *lines]) if lines else about)
+    return "\n\n".join(paragraphs)

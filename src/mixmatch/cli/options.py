@@ -48,7 +48,7 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as train
 
 
 USER_DATA = "Your own data"
-LONGEST = 16
+LONGEST = 14
 """Characters of a list of choices that stands for the value of an option."""
 
 
@@ -103,12 +103,14 @@ with_reading = partial(expand_options, panels=[READING])
 def _option(setting: Setting, panel: Panel) -> inspect.Parameter:
     flag = f"--{setting.name.replace('_', '-')}"
     switch, several = bool in setting.kinds, setting.default == ()
-    help, choices = setting.help, "|".join(setting.choices)
-    if len(choices) > LONGEST:  # the column would cut it within a word
-        help, choices = f"{help} One of {', '.join(setting.choices)}.", "NAME"
+    help = setting.help
+    metavar = setting.metavar or "|".join(setting.choices) or f"<{setting.kinds[0].__name__}>"
+    if len(metavar) > LONGEST and "|" in metavar:  # a wider column would leave little room for the text
+        if not all(f"`{choice}`" in help for choice in setting.choices):
+            help = f"{help} One of {metavar.replace('|', ', ')}."
+        metavar = "NAME"
     if setting.default not in (None, (), "") and setting.name not in panel.varying:
         help += rf" \[default: {setting.default}]"
-    metavar = setting.metavar or choices or f"<{setting.kinds[0].__name__}>"
     about = typer.Option(
         f"{flag}/--no{flag[1:]}" if switch else flag,
         help=help,
