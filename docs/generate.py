@@ -74,28 +74,28 @@ def settings_page() -> str:
     parts = [
         "# Settings",
         "Every setting of a run and of a method, from its declaration in the code. On the command line `batch_size` is "
-        "`--batch-size`; in Python and in a config file it is `batch_size`. What is not given is the preset of the "
-        "data set and the method, else the default below. `mixmatch methods NAME` shows the same for one method.",
+        "`--batch-size`; in Python and in a config file it is `batch_size`. A setting that is not given has the "
+        "preset of the data set and the method, or else the default below. `mixmatch methods NAME` shows the same "
+        "for one method.",
         "## In a file",
-        "`--config FILE` (in Python `config=`) starts from the settings of an earlier run, its `config.json`, or from "
-        "those of a TOML file such as this one. Options win over it.",
+        "`--config FILE` (in Python `config=`) starts from the settings of an earlier run, its `config.json`, or "
+        "from a TOML file such as this one. Options override it.",
         FILE,
-        "Settings of the run and of the method stand beside each other at the top, outside any table. How user data is "
-        "read goes under `[data_options]`, last. The data itself and where the run goes are not settings: "
+        "Settings of the run and of the method go together at the top, outside any table, options for reading user "
+        "data under `[data_options]`, last. The data itself and the run folder are not settings: "
         "`mixmatch train patients.csv --config settings.toml --out runs/patients`.",
         "## Of the run",
         _declared(of_run().values()),
         "Runs that differ only in settings that are not part of the experiment are replicates of one experiment. A run "
-        "whose settings depend on the number of steps cannot be extended with `--resume --steps N`. What "
-        "[tune](tune.md) searches may be chosen with `--search`; a setting that is 0, which is off, is searched only "
-        "if asked for.",
+        "whose settings depend on the number of steps cannot be extended with `--resume --steps N`. `--search` "
+        "chooses what [tune](tune.md) searches; a setting that is 0, which means off, is searched only on request.",
         "## Of the methods",
     ]
     for name in methods.METHODS:
         parts += [f"### {name}", f"[Its card](methods/{name}.md).", _declared(methods.declared(name).values())]
     parts += [
         "## Presets for user data",
-        "For a folder of images or an array of them, and for tables and arrays of numbers.",
+        "For folders and arrays of images, and for tables and arrays of numbers.",
         _table(
             ["setting", "images", "features"],
             [

@@ -44,14 +44,14 @@ class Settings:
     )
     imbalance: float = setting(
         1.0,
-        "How many times as many images the first class has as the last, labeled and unlabeled ones: published data "
-        "sets are thinned out to an exponential long tail.",
+        "Ratio of the first class's number of images to the last's, labeled and unlabeled alike: published data sets "
+        "are thinned out to an exponential long tail.",
         least=1,
     )
     hold_out: Literal["two-classes", "large-classes", "all-classes", "none"] = setting(
         "all-classes",
-        "Your own data without a test part: hold out a fifth of each class with ten labels or more, if at least two "
-        "classes have as many (`two-classes`), one has (`large-classes`) or all have (`all-classes`); or `none`.",
+        "Your own data without a test part: hold out a fifth of each class with at least ten labels if two classes "
+        "have that many (`two-classes`), if one has (`large-classes`) or if all have (`all-classes`); or `none`.",
     )
     label_sampling: Literal["uniform", "balanced"] = setting(
         "uniform",
@@ -61,23 +61,26 @@ class Settings:
     network: str = setting("wrn-28-2", "wrn-28-2, wrn-28-large, cnn13, mlp, timm:NAME, ...")
     features: str = setting(
         "none",
-        "Learn from frozen features of images: `basic`, or `timm:NAME`, those of a pretrained network. `none` learns "
-        "from the pixels. User images have basic ones by default where there is no GPU.",
+        "Learn from frozen features of images: `basic`, or `timm:NAME`, those of a pretrained network; `none` learns "
+        "from the pixels. Without a GPU, user images have basic ones by default.",
         metavar="none|basic|timm:NAME",
     )
     views: int = setting(
-        4, "With features: how many each image gets, its own and those of shifted copies.", least=1, limit=1024
+        4,
+        "With features: how many versions of each image are embedded, the image itself and shifted copies.",
+        least=1,
+        limit=1024,
     )
-    weights: str = setting("", "A file of weights for timm:NAME; frozen, it has timm's own otherwise.", metavar="FILE")
-    steps: int = setting(
-        2**20, "How many steps to train. On resume, another number than before.", least=1, limit=2**40, group=BASIC
+    weights: str = setting(
+        "", "A file of weights for timm:NAME; without it, frozen features use timm's own.", metavar="FILE"
     )
+    steps: int = setting(2**20, "How many steps to train; may be changed on resume.", least=1, limit=2**40, group=BASIC)
     batch_size: int = setting(
         64, "Labeled images per step, and the method's ratio as many unlabeled ones.", least=1, limit=2**20, group=BASIC
     )
     groups: int = setting(
         1,
-        "Parts of a batch that are mixed and normalized each on its own, one after the other or by several processes; "
+        "Parts of a batch that are mixed and normalized separately, one after the other or by several processes; "
         "gradients are averaged over them.",
         least=1,
         limit=2**20,

@@ -21,13 +21,15 @@ class AdaMatch(shared.PseudoLabeling):
 
     threshold: float = setting(
         0.95,
-        "Predictions at least this part as confident as those for labeled images become labels.",
+        "Predictions become labels if their confidence is at least this times the mean confidence for labeled images.",
         within=(0, 1),
         search=(0.5, 0.99),
     )
     align: str = setting("model", shared.ALIGN, metavar=shared.ALIGN_CHOICES)
     interpolate: bool = setting(
-        False, "Random logit interpolation: between labeled images alone in a batch and among the unlabeled ones."
+        False,
+        "Random logit interpolation: between the logits of labeled images in a batch of their own and in one "
+        "with the unlabeled images.",
     )
     strong_labeled: bool = setting(False, "Learn from strong augmentations of labeled images too.")
     ramp_up: bool = setting(

@@ -22,11 +22,11 @@ class FlexMatch(shared.PseudoLabeling):
     class. Each unlabeled row's last confident label is kept for that, -1 until there is one."""
 
     threshold: float = setting(
-        0.95, "Predictions at least this confident are remembered; the threshold of the best learned class.",
+        0.95, "Predictions at least this confident are remembered; also the threshold of the best learned class.",
         within=(0, 1), search=(0.5, 0.99),
     )  # fmt: skip
     mapping: Literal["convex", "linear", "concave"] = setting(
-        "convex", "How a class's threshold grows with how far the class is learned."
+        "convex", "How a class's threshold grows as the class is learned."
     )
     threshold_warmup: bool = setting(
         True, "Keep thresholds low as long as most unlabeled images have no confident label yet."

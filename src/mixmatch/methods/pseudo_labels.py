@@ -88,8 +88,8 @@ class PseudoLabeling(Method):
     )
     balance: Literal["none", "abc"] = setting(
         "none",
-        "For uneven labels: `abc` trains the classifier on all classes alike, and another one beside it with the "
-        "method's own loss.",
+        "For uneven labels: `abc` trains the classifier on all classes equally, and a second one with the method's "
+        "own loss.",
         of_steps=lambda balance: balance != "none",  # a share of rows falls over the run
     )
     passes: Passes = setting(

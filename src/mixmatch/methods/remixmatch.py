@@ -56,8 +56,8 @@ class ReMixMatch(Method):
     strong_labeled: bool = setting(True, "Augment labeled images strongly, too.")
     passes: shared.Passes = setting(
         "official",
-        "`official` runs a pass of its own over each batch of labeled size, interleaved; `fused` runs one over the "
-        "weak views and one over all that is learned from, which is faster.",
+        "`official` runs a separate pass over each interleaved batch of labeled size; `fused` runs one over the weak "
+        "views and one over everything that is learned from, which is faster.",
     )
 
     run_defaults = {"unlabeled": "all", "strong": "ctaugment-only"}  # noqa: RUF012

@@ -17,7 +17,9 @@ class SoftMatch(shared.PseudoLabeling):
     """Weights are a Gaussian cut off at the mean: moving averages of confidence and of its variance, which take in a
     step before it uses them. Alignment affects the weights alone; labels come from the predictions as they are."""
 
-    n_sigma: float = setting(2.0, "The Gaussian's deviation is confidence's divided by this.", above=0, search=(1, 4))
+    n_sigma: float = setting(
+        2.0, "The Gaussian's deviation is that of the confidence divided by this.", above=0, search=(1, 4)
+    )
     align: str = setting("uniform", shared.ALIGN, metavar=shared.ALIGN_CHOICES)
 
     def state(self, data: DataInfo) -> dict[str, Tensor]:

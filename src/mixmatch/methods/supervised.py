@@ -13,7 +13,7 @@ class Supervised(Method):
     """Cross-entropy on augmented labeled images; unlabeled data is not used."""
 
     smoothing: float = setting(
-        0.0, "Label smoothing: how far a target moves towards all classes alike.", within=(0, 1), search=(0, 0.3)
+        0.0, "Label smoothing: how far targets move towards the uniform distribution.", within=(0, 1), search=(0, 0.3)
     )
 
     def loss(self, model: Predictor, batch: Batch, draws: Tensors, progress: Progress, state: Tensors) -> Step:

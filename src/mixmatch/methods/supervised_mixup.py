@@ -17,7 +17,7 @@ class SupervisedMixUp(Method):
 
     alpha: float = setting(0.5, "MixUp's Beta(alpha, alpha).", above=0, search=(0.1, 2, "log"))
     keep_order: bool = setting(
-        True, "Use max(lambda, 1 - lambda), as the authors' code does; without it this is the MixUp paper's."
+        True, "Use max(lambda, 1 - lambda), as the authors' code does; without it, lambda is as in the MixUp paper."
     )
 
     def draw(self, rng: np.random.Generator, batch_size: int) -> Draws:

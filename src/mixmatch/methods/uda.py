@@ -26,7 +26,7 @@ class UDA(shared.PseudoLabeling):
     tsa: Literal["none", "linear", "exp", "log"] = setting(
         "none",
         "Training signal annealing: leave out labeled images whose class is more probable than a limit, which rises "
-        "over the run from 1 / L to 1 in this way.",
+        "over the run from 1 / L to 1 along this curve.",
         of_steps=lambda tsa: tsa != "none",
     )
     align: str = setting("none", shared.ALIGN, metavar=shared.ALIGN_CHOICES)
