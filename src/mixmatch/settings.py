@@ -76,7 +76,7 @@ class Settings:
     )
     steps: int = setting(2**20, "How many steps to train; may be changed on resume.", least=1, limit=2**40, group=BASIC)
     batch_size: int = setting(
-        64, "Labeled images per step, and the method's ratio as many unlabeled ones.", least=1, limit=2**20, group=BASIC
+        64, "Labeled images per step; unlabeled ones: this times the method's ratio.", least=1, limit=2**20, group=BASIC
     )
     groups: int = setting(
         1,

@@ -115,7 +115,7 @@ def test_an_empty_path_is_not_the_current_folder(arguments: list[str], name: str
 def test_paths_that_cannot_be(command: str, call: Call) -> None:
     one_line(call(*command.split(), "x" * 5000), "xxxx")
     if command.startswith("label"):
-        one_line(call(*command.split(), "~nobody-here/photos"), "a path begins with ~ and the name of nobody here")
+        one_line(call(*command.split(), "~nobody-here/photos"), "a path begins with ~ and an unknown user name")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")

@@ -320,7 +320,7 @@ def test_parquet_with_what_python_does_not_know(tmp_path: Path) -> None:
         times = arrow.array([2**62 // 86_400_000 * 86_400_000] * 4, arrow.int64()).cast(kind)
         parquet.write_table(arrow.table({"t": times, "x": [1, 2, 3, 4], "label": ["a", "b", "a", "b"]}), path)
         with pytest.raises(
-            MixMatchError, match=r"column 't' of type .* has a value that Python does not know"
+            MixMatchError, match=r"column 't' of type .* has a value that Python cannot represent"
         ) as caught:
             read_table(path)
         assert "leave the column out with ignore='t'" in str(caught.value)

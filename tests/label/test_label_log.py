@@ -166,7 +166,7 @@ def test_what_is_undone_is_a_class_whatever_it_is_called_by_now(tmp_path: Path) 
     assert [(c.name, c.hidden) for c in book.state.classes] == [("lynx", False)]
     book.act("ann", "rename-002", "rename", {"name": "lynx", "to": "dog"})
     book.act("bob", "rename-003", "rename", {"name": "dog", "to": "wolf"})
-    assert book.undo("ann", "undo-0002")["left"] == "class wolf keeps its name: it was changed since"
+    assert book.undo("ann", "undo-0002")["left"] == "class wolf keeps its name: it has been changed since"
     assert shown(reread(book)) == shown(book.state)
     book.close()
 

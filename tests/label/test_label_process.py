@@ -221,8 +221,8 @@ def test_what_keeps_it_from_starting_is_one_line(tmp_path: Path) -> None:
     record = tmp_path / ".mixmatch-labels" / "server.json"
     record.mkdir(parents=True)
     for folder, reason in {
-        "~nobody-of-this-name/x": "a path begins with ~ and the name of nobody here: write it in full",
-        str(tmp_path): f"cannot write {record}: Is a directory; mend that, then start again",
+        "~nobody-of-this-name/x": "a path begins with ~ and an unknown user name: write it in full",
+        str(tmp_path): f"cannot write {record}: Is a directory; fix that, then start again",
     }.items():
         command = [sys.executable, "-m", "mixmatch", "label", folder, "--no-browser"]
         refused = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -79,7 +79,7 @@ def test_from_teachers_to_a_student(call, tmp_path):
     assert written["classes"] == list("0123456789")
     student = ("student", "--answers", "a.json", "--data", "digits-test", "--steps", 2, "--repeats", 2, *TINY)
     code, out, err = call(*student, "--out", "s", "--part", "2/2")
-    assert out == ("part 2/2: 1 student finished; with --resume instead of --part the same command takes all of them\n")
+    assert out == ("part 2/2: 1 student finished; the same command with --resume instead of --part takes all of them\n")
     assert [path.name for path in (tmp_path / "s").iterdir()] == ["mixmatch-seed2"]
     more = ("--resume", "--votes", "t/votes.npz", *mechanism, "--results", "r", "--json")
     code, out, err = call(*student, "--out", "s", *more)

@@ -42,8 +42,8 @@ class Group(NamedTuple):
 COMMANDS: dict[str, Command | Group] = {
     "train": Command("Train a classifier from few labels and many unlabeled images, or rows of a table.", built=True),
     "label": Command("Label a folder of images in the browser, train on the labels, and label what matters next."),
-    "compare": Command("Train several methods on the same labels and show what each reaches.", many=True),
-    "tune": Command("Search for better settings of a method, by validation data alone.", built=True, many=True),
+    "compare": Command("Train several methods on the same labels and compare their errors.", many=True),
+    "tune": Command("Search for better settings of a method on validation data alone.", built=True, many=True),
     "evaluate": Command("Evaluate a run's averaged model on its test images, or on new labeled data."),
     "predict": Command(
         "Predict the classes of image files, or of rows, as CSV, JSON or Parquet with every class's probability."
@@ -54,9 +54,7 @@ COMMANDS: dict[str, Command | Group] = {
     "reproduce": Command(
         "Train the runs of one of the paper's tables and report them beside the paper's numbers.", many=True
     ),
-    "results": Command(
-        "Write the page of all results, or draw a run's error over its steps, from the records and nothing else."
-    ),
+    "results": Command("Write the page of all results, or draw a run's error over its steps, from the records alone."),
     "data": Group(
         """List the data sets, check the ones you have, decode large ones once.
 
@@ -68,7 +66,7 @@ COMMANDS: dict[str, Command | Group] = {
         """,
         {
             "list": Command(
-                "List the data sets: how many images, how large, and what of them is in the data folder.",
+                "List the data sets: how many images, how large, and which files are in the data folder.",
                 "data_list:list_",
             ),
             "check": Command(
@@ -82,7 +80,7 @@ COMMANDS: dict[str, Command | Group] = {
         },
     ),
     "pate": Group(
-        """Learn from private data: PATE, with what it costs in privacy.
+        """Learn from private data with PATE, and see the privacy cost.
 
         Examples:
           mixmatch pate run --out runs/pate-digits
@@ -92,9 +90,7 @@ COMMANDS: dict[str, Command | Group] = {
           mixmatch pate student --repeats 10 --out runs/pate
         """,
         {
-            "analyze": Command(
-                "Show what queries cost in privacy. Reads only; answers nothing.", "pate.analyze:analyze"
-            ),
+            "analyze": Command("Show the privacy cost of queries, without answering any.", "pate.analyze:analyze"),
             "label": Command(
                 "Answer queries by the teachers' noisy vote, within a budget. -1 means refused.", "pate.label:label"
             ),
@@ -233,13 +229,13 @@ def main(failed: BaseException | None = None) -> None:
         sys.exit(141)
     except Exception as error:
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-            _fail("this machine has too little memory for it: use smaller batches, data or a smaller network")
+            _fail("this machine has too little memory: use less data, smaller batches or a smaller network")
         if type(error).__name__ == "OutOfMemoryError":  # PyTorch's, which is imported only where it is needed
-            _fail("the GPU has too little memory: make room there, or use --device cpu")
+            _fail("the GPU has too little memory: free some, or use --device cpu")
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             _fail(f"the path {str(error.filename)[:40]}... is too long: name a shorter one")
         if isinstance(error, RuntimeError) and "home directory" in str(error):
-            _fail("a path begins with ~ and the name of nobody here: write it in full")
+            _fail("a path begins with ~ and an unknown user name: write it in full")
         # The option parser's own errors; their class depends on typer's version.
         if not hasattr(error, "format_message"):
             raise

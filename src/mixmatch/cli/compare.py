@@ -56,7 +56,7 @@ def compare(
     part: Part = None,
     as_json: Json = False,
 ) -> None:
-    """Train several methods on the same labels and show what each reaches.
+    """Train several methods on the same labels and compare their errors.
 
     Runs that are finished already are not trained again, interrupted ones are resumed.
 

@@ -14,7 +14,7 @@ from mixmatch.data.published.files import choose, complete, data_folder
 
 
 def list_(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """List the data sets: how many images, how large, and what of them is in the data folder.
+    """List the data sets: how many images, how large, and which files are in the data folder.
 
     Examples:
       mixmatch data list

@@ -13,23 +13,23 @@ from mixmatch.label.start import start
 def label(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of images, in any tree.")],
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Default: that of the last time, else a free one.")
+        int | None, typer.Option(min=1, max=65535, help="Default: the same as last time, or a free one.")
     ] = None,
     host: Annotated[
         str,
-        typer.Option(help="The address to listen on. Any but 127.0.0.1 lets in everyone who has the token."),
+        typer.Option(help="The address to listen on. Any but 127.0.0.1 admits everyone who has the token."),
     ] = "127.0.0.1",
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
     features: Annotated[
         str,
         typer.Option(
             metavar="run|pixels|basic|timm:NAME",
-            help="What pictures are compared by, to say what to label next: the newest run's features once there is "
-            "one, their pixels, or a network.",
+            help="Features for comparing pictures, to suggest what to label next: the newest run's once there is "
+            "one, pixels, or a network's.",
         ),
     ] = "run",
     weights: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Weights for timm:NAME; without, timm downloads its own once.")
+        Path | None, typer.Option(metavar="FILE", help="Weights for timm:NAME; otherwise timm downloads its own once.")
     ] = None,
 ) -> None:
     """Label a folder of images in the browser, train on the labels, and label what matters next.

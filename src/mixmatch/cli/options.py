@@ -32,19 +32,19 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 
 def ray_cluster(what: str, panel: str | None = None) -> Any:
     """The option that does something on a Ray cluster."""
-    about = f"{what} a Ray cluster: one started here, the one found, or the one at an address."
+    about = f"{what} a Ray cluster: one started here, a running one, or the one at an address."
     return typer.Option("--ray", metavar="local|auto|ADDRESS", help=about, rich_help_panel=panel)
 
 
 RayCluster = Annotated[str | None, ray_cluster("Spread the runs over")]
 Part = Annotated[
     str | None,
-    typer.Option(metavar="K/N", help="Do the K-th of N parts of the runs, as a job of a Slurm array does."),
+    typer.Option(metavar="K/N", help="Do the K-th of N parts of the runs, for example in a Slurm array."),
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse data files that are not the published ones.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Moved = Annotated[Path | None, typer.Option("--data", help="Where the run's own data is now, if it has moved.")]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as train --out made it.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as written by train --out.")]
 
 
 USER_DATA = "Your own data"

@@ -54,7 +54,7 @@ def predict(
     ] = False,
     sort: Annotated[
         Literal["uncertain"] | None,
-        typer.Option(help="uncertain: the least certain first; then nothing is written before all is predicted."),
+        typer.Option(help="uncertain: the least certain first, written once everything is predicted."),
     ] = None,
     id_column: Annotated[
         str | None, typer.Option(help="A table: the column that names each row (default: the one that training had).")
@@ -62,13 +62,15 @@ def predict(
     device: Device = "auto",
     output_dir: Annotated[
         str | None,
-        many_option(help="Write a folder, or to an address: one file per shard, begun again where it stopped."),
+        many_option(
+            help="Write to this folder or address, one file per shard; the same command continues after a stop."
+        ),
     ] = None,
     shard_size: Annotated[int, many_option(help="Files per shard.")] = SHARD_SIZE,
     ray: Annotated[str | None, ray_cluster("Spread the shards over", MANY)] = None,
     part: Annotated[
         str | None,
-        many_option(metavar="K/N", help="Do the K-th of N parts of the shards, as a job of a Slurm array does."),
+        many_option(metavar="K/N", help="Do the K-th of N parts of the shards, for example in a Slurm array."),
     ] = None,
 ) -> None:
     """Predict the classes of image files, or of rows, as CSV, JSON or Parquet with every class's probability.
@@ -109,7 +111,7 @@ def predict(
         if output is None:
             raise MixMatchError("--format parquet is not for standard output: name a file with --output")
     if output is not None and output.exists() and any(Path(path).exists() and output.samefile(path) for path in paths):
-        raise MixMatchError(f"--output {output} is what is to be predicted, and would be lost: name another file")
+        raise MixMatchError(f"--output {output} is one of the inputs and would be overwritten: name another file")
     classifier = load_run(run, device)
     # Predictions that scroll by on the same terminal are progress enough, and would break a bar.
     shown = output is not None or sort is not None or not sys.stdout.isatty()

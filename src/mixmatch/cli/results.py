@@ -23,7 +23,7 @@ def results(
         Path | None, typer.Option(help="Instead, draw the error of this record or run over its steps, to --output.")
     ] = None,
 ) -> None:
-    """Write the page of all results, or draw a run's error over its steps, from the records and nothing else.
+    """Write the page of all results, or draw a run's error over its steps, from the records alone.
 
     With --output the page's figure, error over minutes, is written to images/ beside it.
 

@@ -50,17 +50,18 @@ def tune(
     *,
     trials: Annotated[
         int | None,
-        sweep_option(help="How many trials, the defaults among them (default: 20, if there is no --minutes)."),
+        sweep_option(help="How many trials, including the defaults (default: 20 without --minutes)."),
     ] = None,
-    minutes: Annotated[float | None, sweep_option(help="Begin no trial that would end later than this.")] = None,
+    minutes: Annotated[float | None, sweep_option(help="Start no trial that would end later than this.")] = None,
     search: Annotated[
         list[str],
         sweep_option(
             metavar="NAME=WHERE",
-            help="What to search: NAME=LOW..HIGH, NAME=LOW..HIGH:log or NAME=a,b,c, beside what the method declares.",
+            help="What to search: NAME=LOW..HIGH, NAME=LOW..HIGH:log or NAME=a,b,c, in addition to what the method "
+            "declares.",
         ),
     ] = [],  # noqa: B006
-    only: Annotated[bool, sweep_option("--only", help="Search nothing but what --search names.")] = False,
+    only: Annotated[bool, sweep_option("--only", help="Search only what --search names.")] = False,
     out: Annotated[Path | None, sweep_option(help="Folder of the sweep (default: runs/tune-DATA-METHOD).")] = None,
     config: Annotated[Path | None, sweep_option(help="Start from the settings in this file.")] = None,
     checkpoint_every: Annotated[
@@ -74,7 +75,7 @@ def tune(
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Search for better settings of a method, by validation data alone.
+    """Search for better settings of a method on validation data alone.
 
     The first trial has the defaults. The others are suggested by Optuna, and stopped early if they do worse than most.
     Published data sets are validated on 5,000 images, or on --valid N; your own data by cross-validation over its

@@ -71,14 +71,14 @@ def _read_private(data: str, reading: Reading) -> Source:
     teacher, and no epsilon would hold."""
     if holds_features(Path(data)):
         raise MixMatchError(
-            f"{data} holds features, which are standardized by all rows, so that each private row would reach "
-            "every teacher: teachers learn from images only"
+            f"{data} holds features, which are standardized by all rows, so that each private row would affect every "
+            "teacher: teachers learn from images only"
         )
     user = read_user_data(Path(data), reading)
     if any(finding.kind == CONVERTED for finding in user.findings):
         raise MixMatchError(
-            f"the images of {data} are not uint8: what values mean is found out from all of them, so that each private "
-            "image would reach every teacher; save them as uint8"
+            f"the images of {data} are not uint8: their scale is determined from all of them, so that each private "
+            "image would affect every teacher; save them as uint8"
         )
     return Source(user.name, user.classes, user.train, user.test)
 

@@ -224,7 +224,7 @@ class Book:
         if action["do"] == "rename":
             keeps = f"class {chosen.name} keeps its name"
             if chosen.name != action["name"]:
-                return None, f"{keeps}: it was changed since"
+                return None, f"{keeps}: it has been changed since"
             if self._other(action["to"], chosen.name):
                 return None, f"{keeps}: another class is called '{action['to']}' now"
         elif action["do"] == "merge":
@@ -243,7 +243,7 @@ class Book:
             if id in self.state.answered:
                 return
             if do not in CLASS_ACTIONS:
-                raise Refused(f"'{do}' is nothing that can be done to a class ({', '.join(CLASS_ACTIONS)})")
+                raise Refused(f"'{do}' cannot be done to a class ({', '.join(CLASS_ACTIONS)})")
             content: dict[str, Any] = {"do": do}
             if do == "order":
                 content["names"] = [self._known(name).name for name in asked["names"]]

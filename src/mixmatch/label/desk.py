@@ -236,7 +236,7 @@ class Desk:
         try:
             note = take_over(self.book, self.user, tree)
         except MixMatchError as error:
-            note = f"the labels that are there already were not taken over ({error}): correct that, then import them"
+            note = f"the existing labels were not imported ({error}): correct that, then import them"
         self.book.begin()
         if note:
             self.view.notes["takeover"] = note

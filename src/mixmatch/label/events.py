@@ -148,12 +148,12 @@ def all_usual(events: Sequence[object]) -> bool:
 def check_event(event: Mapping[str, Any]) -> None:
     """A ValueError or KeyError where an event cannot be used."""
     if not fits(event):
-        raise ValueError("a field is not what it must be")
+        raise ValueError("a field has a wrong value")
     kind = event["kind"]
     if kind in ("content", "moved", "undo", "redo"):
         beside = {"content": "hashes", "moved": "to"}.get(kind, "labels")
         if type(event[beside]) is not list or len(event[beside]) != len(event["files"]):
-            raise ValueError("two lists are not of one length")
+            raise ValueError("two lists differ in length")
     elif kind == "label":
         event["t"], event["who"], event["source"], event["label"], event["files"]
         if type(event.get("conflicts")) is int:

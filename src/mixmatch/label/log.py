@@ -232,4 +232,4 @@ def flush(handle: int) -> None:
 def _why(folder: Path, error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk is full: labels cannot be saved in {folder}; make room, then it continues by itself"
-    return f"labels cannot be saved in {folder}: {error.strerror or error}; mend that, then it continues by itself"
+    return f"labels cannot be saved in {folder}: {error.strerror or error}; fix that, then it continues by itself"

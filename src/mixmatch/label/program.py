@@ -78,7 +78,7 @@ class Program:
         except OSError:
             lines = []
         said = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")
-        return said.removeprefix("error: ")[:500] or "it ended without a word"
+        return said.removeprefix("error: ")[:500] or "it ended without a message"
 
 
 def call(module: str, asked: Mapping[str, Any], folder: Path, name: str) -> tuple[Program, Path]:

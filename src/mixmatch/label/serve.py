@@ -73,7 +73,7 @@ def serve(
             address = f"http://{_named(host)}:{port}/?token={token}"
             content = {"address": address, "port": port, "token": token, "place": place}
             if content != record:
-                with explaining(f"cannot write {home / RECORD}", "mend that, then start again"):
+                with explaining(f"cannot write {home / RECORD}", "fix that, then start again"):
                     replace_durably(home / RECORD, json.dumps(content).encode(), PRIVATE)
             opening = Opening(home, FirstPage.take(home, token))
             server = _server(opening, host, port, token)
@@ -87,8 +87,8 @@ def serve(
                 _announce(folder, home, address, host, say)
                 if wished is None and isinstance(last, int) and last != port:
                     say(
-                        f"port {last} of the last time is in use by another program: a page that is still open there, "
-                        f"and labels that wait in it, need that port (stop, then start with --port {last})"
+                        f"port {last}, used last time, is taken by another program: a page still open there, and "
+                        f"labels waiting in it, need that port (stop, then start with --port {last})"
                     )
                 if open_browser:
                     threading.Thread(target=_open, args=(address,), daemon=True).start()

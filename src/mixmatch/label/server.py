@@ -143,7 +143,7 @@ class Api:
             who = self.who_is(request)
             with self.book.lock if changes else nullcontext():
                 if asked.get("listing", self.book.listing.id) != self.book.listing.id:
-                    raise Elsewhere("the list of pictures is another one now")
+                    raise Elsewhere("the list of pictures has changed")
                 since = whole_number(asked, "since", seq := self.book.state.seq)
                 body = handler(who, asked)
                 body = self.view.changes(who, since if since <= seq else None) | body if changes else body
@@ -154,7 +154,7 @@ class Api:
     def cannot_write(self, request: Request, error: Exception) -> Response:
         """What is beside the labels. Those themselves have a line of their own."""
         reason = getattr(error, "strerror", None) or error
-        line = f"cannot write to {printable(str(self.desk.home))}: {reason}; mend that, then try again"
+        line = f"cannot write to {printable(str(self.desk.home))}: {reason}; fix that, then try again"
         return as_error(request, MixMatchError(line))
 
     def who_is(self, request: Request) -> str:
@@ -288,7 +288,7 @@ class Api:
         seen = set(self._files(asked["seen"])) if isinstance(asked.get("seen"), list) else set()
         numbers = [self.book.listing.numbers[file] for file in change.files]
         if self.view.guesses is None or asked.get("run") != self.view.guesses.run:
-            raise Refused("the guesses are of another model now: look at them again")
+            raise Refused("the guesses now come from another model: look at them again")
         unseen = [n for n in self.view.least_sure(numbers, SEEN) if self.book.listing.files[n] not in seen]
         if unseen:
             raise Refused(f"look at the {min(SEEN, len(numbers))} least sure of them first")

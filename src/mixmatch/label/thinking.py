@@ -26,7 +26,7 @@ AHEAD = 200
 """Suggestions that are made at once; pages take them as they need them."""
 STALE = 10
 """Labels after which suggestions are made anew."""
-FEW_LABELS = "There are too few labels to doubt one: it takes five in each of two classes."
+FEW_LABELS = "There are too few labels to check: two classes need five each."
 HOW = (
     "Each label is compared with the labels of the pictures most like it, and with a model that never saw it "
     "(features: {}). Both are out of sample: the label itself is not used."

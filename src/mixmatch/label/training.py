@@ -91,7 +91,7 @@ class Trainings:
         """Begin a training, or resume one."""
         with self._lock:
             if self._thread is not None and self._thread.is_alive():
-                raise Busy("a training is at work: wait for it or stop it")
+                raise Busy("a training is running: wait for it or stop it")
             if (run := asked.get("resume")) is not None:
                 if run not in self._about or self._about[run]["state"] not in ("stopped", "failed"):
                     raise Refused(f"there is no stopped training '{run}'")

@@ -132,7 +132,7 @@ def plan_release(queries: Queries, order: float) -> dict[str, Any]:
 
 def release(queries: Queries, order: float, beta: float, sigma_ss: float) -> dict[str, Any]:
     """Draw a sanitized epsilon. The record may be published: it has neither the noise-free value nor the smooth
-    sensitivity. `order`, `beta` and `sigma_ss` must be fixed without a look at the votes."""
+    sensitivity. `order`, `beta` and `sigma_ss` must be fixed without looking at the votes."""
     drawn = sanitize(
         queries.mechanism,
         queries.asked,

@@ -271,7 +271,7 @@ def sanitize(
 
     `answered` is who was answered (a mask), "all", or "expected", the reference's figure, whose weights are themselves
     data-dependent and not covered by the analysis: for reporting only. `parameters` are (beta, sigma_ss), fixed without
-    a look at the votes; None chooses the best ones, for reporting only. Without `noise` the mean is returned.
+    looking at the votes; None chooses the best ones, for reporting only. Without `noise` the mean is returned.
     """
     check_delta(delta)
     if isinstance(mechanism, LNMax):

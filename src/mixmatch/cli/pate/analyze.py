@@ -41,7 +41,7 @@ def analyze(
     everything: All = False,
     as_json: Json = False,
 ) -> None:
-    """Show what queries cost in privacy. Reads only; answers nothing.
+    """Show the privacy cost of queries, without answering any.
 
     The epsilon that is shown holds for any votes and may be published. --all and --json show every way of charging.
 
@@ -58,7 +58,7 @@ def analyze(
     if order is not None and not order > 1:
         raise MixMatchError(f"--order {order:g}: a Renyi order must be above 1")
     if release and (order is None or beta is None or sigma_ss is None):
-        raise MixMatchError("--release needs --order, --beta and --sigma-ss, fixed without a look at the votes")
+        raise MixMatchError("--release needs --order, --beta and --sigma-ss, fixed without looking at the votes")
     if not release and (beta is not None or sigma_ss is not None):
         raise MixMatchError("--beta and --sigma-ss go with --release")
     if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
@@ -70,7 +70,7 @@ def analyze(
     if given is not None:
         agree = (given.labels == votes.counts[rows].argmax(axis=1))[given.by_teachers]
         if len(agree) and agree.mean() < 0.5:
-            warn("few answers are the teachers' plurality: are the classes numbered alike?")
+            warn("few answers agree with the teachers' plurality: are the classes numbered in the same way?")
     asked = analysis.Queries(votes, chosen, rows, delta, conversion, probabilities, given)
     if order is not None and beta is not None and sigma_ss is not None:  # with --release, as checked above
         _print_release(analysis.release(asked, order, beta, sigma_ss), as_json)

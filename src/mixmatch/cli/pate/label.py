@@ -46,7 +46,7 @@ def label(
     mechanism: MechanismOptions,
     queries: QueryOptions,
     ledger: Annotated[
-        Path | None, typer.Option(help="The ledger of what was spent (default: beside the votes, .ledger.jsonl).")
+        Path | None, typer.Option(help="The ledger of charges (default: next to the votes, .ledger.jsonl).")
     ] = None,
     seed: NoiseSeed = None,
     everything: All = False,

@@ -22,13 +22,15 @@ from mixmatch.privacy.votes import Floats, Votes, read_probabilities, read_rows,
 from mixmatch.text import count
 from mixmatch.training.progress import Reporter
 
-Threshold = Annotated[float | None, typer.Option(help="T: the votes it takes to be answered.")]
+Threshold = Annotated[float | None, typer.Option(help="T: the votes needed for an answer.")]
 Sigma1 = Annotated[float | None, typer.Option(help="Noise of the check against the threshold.")]
 Sigma2 = Annotated[float | None, typer.Option(help="Noise of the answer.")]
 Delta = Annotated[float, typer.Option(help="The delta of the guarantee: less than 1 / the number of private records.")]
-Conversion = Annotated[str, typer.Option(help="From Renyi to (epsilon, delta): classic (as the papers) or improved.")]
+Conversion = Annotated[
+    str, typer.Option(help="Conversion from Renyi to (epsilon, delta): classic (as in the papers) or improved.")
+]
 NoiseSeed = Annotated[
-    int | None, typer.Option(help="Seed the noise, for experiments only; else the system's randomness.")
+    int | None, typer.Option(help="Seed of the noise, for experiments only (default: the system's randomness).")
 ]
 All = Annotated[
     bool, typer.Option("--all", help="Also show the other epsilons, of which most are private (docs/privacy.md).")
@@ -37,7 +39,7 @@ PUBLISHED = "epsilon_data_independent_all_charged"
 """The epsilon that holds for any votes with every query charged: nothing private goes into it."""
 Network = Annotated[str | None, typer.Option(help="Their network (default: the data set's).")]
 BatchSize = Annotated[
-    int | None, typer.Option(help="Labeled images per step, and the method's ratio as many unlabeled ones.")
+    int | None, typer.Option(help="Labeled images per step; unlabeled ones: this times the method's ratio.")
 ]
 
 
@@ -49,7 +51,7 @@ class VoteOptions:
     votes_format: Annotated[str, typer.Option(help="counts (queries x classes) or labels (teachers x queries).")] = (
         "counts"
     )
-    teachers: Annotated[int | None, typer.Option(help="How many teachers there must be.")] = None
+    teachers: Annotated[int | None, typer.Option(help="The expected number of teachers.")] = None
     num_classes: Annotated[
         int | None, typer.Option(help="How many classes there are (default: as many as were voted for).")
     ] = None
@@ -71,7 +73,8 @@ class MechanismOptions:
     sigma: Annotated[float | None, typer.Option(help="Noise of gnmax.")] = None
     gamma: Annotated[float | None, typer.Option(help="Inverse noise of lnmax: Laplace noise of scale 1/gamma.")] = None
     confidence: Annotated[
-        float | None, typer.Option(help="interactive-gnmax: above it a student keeps its own label (default 0.9).")
+        float | None,
+        typer.Option(help="interactive-gnmax: the confidence above which a student keeps its own label (default 0.9)."),
     ] = None
     baseline: Annotated[
         Path | None, typer.Option(help="interactive-gnmax: the student's probabilities (queries x classes).")
@@ -130,7 +133,7 @@ class BudgetOptions:
 class TrainOptions:
     """How runs are trained."""
 
-    resume: Annotated[bool, typer.Option("--resume", help="Resume what is in --out; what is finished is kept.")] = False
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the runs in --out; finished ones are kept.")] = False
     device: Device = "auto"
     data_dir: DataDir = None
     ray: RayCluster = None
@@ -156,7 +159,7 @@ def show_part(part: str, done: int, noun: str, as_json: bool) -> None:
     if as_json:
         print_json({"part": part, f"{noun}s": done})
     else:
-        again = "with --resume instead of --part the same command takes all of them"
+        again = "the same command with --resume instead of --part takes all of them"
         print(f"part {part}: {count(done, noun)} finished; {again}")
 
 

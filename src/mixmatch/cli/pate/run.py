@@ -27,7 +27,7 @@ def run(
     teacher_steps: Annotated[int, typer.Option(help="Steps of a teacher.")] = 100,
     teacher_batch_size: Annotated[int, typer.Option(help="Batch size of a teacher.")] = 16,
     queries: Annotated[int, typer.Option(help="How many public images the teachers are asked about.")] = 80,
-    threshold: Annotated[float, typer.Option(help="T: the votes it takes to be answered.")] = 30,
+    threshold: Annotated[float, typer.Option(help="T: the votes needed for an answer.")] = 30,
     sigma1: Annotated[float, typer.Option(help="Noise of the check against the threshold.")] = 20,
     sigma2: Annotated[float, typer.Option(help="Noise of the answer.")] = 7.5,
     delta: Delta = 1e-4,

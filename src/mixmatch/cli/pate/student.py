@@ -52,7 +52,7 @@ class CostOptions:
         if self.votes is None:
             if any(value is not None for value in (self.threshold, self.sigma1, self.sigma2, self.delta)):
                 raise MixMatchError(
-                    "--threshold, --sigma1, --sigma2 and --delta are for what the answers cost: give --votes too"
+                    "--threshold, --sigma1, --sigma2 and --delta are for computing the privacy cost: give --votes too"
                 )
             return None
         if self.delta is None:
@@ -101,10 +101,13 @@ def student(
     ] = None,
     method: Annotated[str, typer.Option(help="How the student learns: mixmatch, vat, supervised, ...")] = "mixmatch",
     split: Annotated[
-        str, typer.Option(help="answers: exactly these answers. official: as the authors' script, from later ones too.")
+        str,
+        typer.Option(
+            help="answers: exactly these answers. official: as in the authors' script, which also uses later ones."
+        ),
     ] = "answers",
     repeats: Annotated[int, typer.Option(help="How many students, with seeds SEED, SEED + 1, ...")] = 10,
-    seed: Annotated[int, typer.Option(help="Of the first student; the labels are the same for all.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the first student; the labels are the same for all.")] = 1,
     steps: Annotated[int | None, typer.Option(help="Steps of a student (default: svhn-test 131,072).")] = None,
     network: Network = None,
     batch_size: BatchSize = None,

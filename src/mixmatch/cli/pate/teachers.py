@@ -34,9 +34,7 @@ def teachers(
     learning_rate: Annotated[float | None, typer.Option(help="Learning rate of Adam.")] = None,
     labels: Annotated[
         str,
-        typer.Option(
-            metavar="N|all", help="How many images of a shard are labeled; the teacher takes the others as unlabeled."
-        ),
+        typer.Option(metavar="N|all", help="How many images of a shard are labeled; the others are unlabeled."),
     ] = "all",
     image_size: Annotated[
         int | None,

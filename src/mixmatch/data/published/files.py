@@ -182,8 +182,8 @@ def _compare(path: Path, found: str | None, published: str | None, strict: bool,
         return
     message = f"{path} is not the published file (its md5 is {found}, the published one {published})"
     if strict:
-        raise MixMatchError(f"{message}; put the published file there, or do without the strict check")
-    warn(f"{message}; using it as it is")
+        raise MixMatchError(f"{message}; put the published file there, or leave out the strict check")
+    warn(f"{message}; using it anyway")
 
 
 def _md5(path: Path, data_dir: Path, strict: bool) -> str:
@@ -223,7 +223,7 @@ def _downloaded(name: str, url: str, md5: str | None, data_dir: Path, allowed: b
         with temporary(data_dir / name) as part:
             _retrieve(url, part, name)
             if md5 is not None and (found := _hash(part)) != md5:
-                raise ValueError(f"what came has the md5 {found}, the published file {md5}")
+                raise ValueError(f"the download has the md5 {found}, the published file {md5}")
             yield part
     except (OSError, ValueError) as error:
         raise MixMatchError(f"{name} could not be downloaded ({_reason(error, url)}); {remedy}") from error

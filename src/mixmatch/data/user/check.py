@@ -95,7 +95,7 @@ def uneven(data: UserData) -> Iterator[Finding]:
     else:
         advice = "if unlabeled data does not help, try lambda_u=1, which gives guesses less weight"
         if data.is_images:
-            advice += "; or from pixels, on a GPU, method=fixmatch balance=abc, which trains on all classes alike"
+            advice += "; or from pixels, on a GPU, method=fixmatch balance=abc, which trains on all classes equally"
     yield Finding(
         "uneven-classes",
         f"classes are uneven: '{most}' has {count(counts[most], 'label')}, '{fewest}' has {counts[fewest]}",
@@ -116,7 +116,7 @@ COPIES = {
     "labeled": Finding(
         "duplicate-labeled",
         "labeled twice or more",
-        advice="remove the copies: they pass for more labels than there are",
+        advice="remove the copies: they count as more labels than there are",
     ),
     "unlabeled": Finding(
         "duplicate-unlabeled", "twice or more in the unlabeled data", advice="nothing to do", severity="info"
@@ -225,7 +225,7 @@ def shapes_and_modes(data: UserData) -> Iterator[Finding]:
             "mixed-modes",
             f"images of several modes, all read as {kind}: {tally(modes)}",
             tuple(file for file, mode in zip(data.files, data.modes, strict=True) if mode != usual),
-            "nothing to do, unless the mode goes with the class: then a network may learn it instead",
+            "nothing to do, unless the mode depends on the class: then a network may learn it instead",
             "info",
         )
 

@@ -103,7 +103,7 @@ class Encoding:
         if len(missing) == len(self.columns) > 1:
             raise MixMatchError(
                 f"the rows have none of the {len(missing):,} columns that the model was trained with "
-                f"({listed(missing)}): is it another table, or is the model of an array?"
+                f"({listed(missing)}): is it another table, or was the model trained on an array?"
             )
         if missing:
             raise MixMatchError(f"the rows have no column '{missing[0]}', which the model was trained with")
@@ -331,7 +331,7 @@ def _row_number(name: str, numbers: Matrix) -> Finding | None:
     named = re.search(r"(^|[\W_])id$", name, re.IGNORECASE)
     if not (named or (steps > 0).all() or np.ptp(numbers) < 2 * len(numbers)):
         return None
-    what = "counts the rows" if (steps == 1).all() else "has another whole number in every row, as identifiers do"
+    what = "counts the rows" if (steps == 1).all() else "has a different whole number in every row, as identifiers do"
     message = f"column '{name}' {what}: a network may learn it instead of the data"
     advice = f"leave the column out with ignore='{name}', or with id_column='{name}', which keeps it in predictions"
     return Finding("row-number", message, (name,), advice)

@@ -218,7 +218,7 @@ def label_by_folder(tree: Tree) -> tuple[list[Entry], list[Finding]]:
         if label.casefold() in ROLES:
             message = f"the folder '{label}' is taken for a class"
             beside = f"the class folders lie side by side with '{UNLABELED}' and '{TEST}', spelled like that"
-            findings.append(Finding("class-name", message, (), f"if it is none: {beside}"))
+            findings.append(Finding("class-name", message, (), f"if it is not a class: {beside}"))
     return labeled, findings
 
 

@@ -21,7 +21,7 @@ class Reading:
     {'image_size': 64}
     """
 
-    labels_file: str | None = setting(None, "Images: a CSV of file and label. Of a .npy file: a .npy file.")
+    labels_file: str | None = setting(None, "For images, a CSV of file and label; for a .npy file, another .npy file.")
     image_size: int | None = setting(
         None,
         "Images: pixels to resize to (default: chosen from the images).",
@@ -29,8 +29,8 @@ class Reading:
     )
     label_column: str | None = setting(None, "A table: the column with the label (default: label).")
     part_column: str | None = setting(None, "A table: a column that is 'test' in rows to evaluate on.")
-    id_column: str | None = setting(None, "A table: a column that names each row; no feature, kept in predictions.")
-    ignore: tuple[str, ...] = setting((), "A table: a column that is no feature.", metavar="COLUMN")
+    id_column: str | None = setting(None, "A table: a column that names each row; not a feature, kept in predictions.")
+    ignore: tuple[str, ...] = setting((), "A table: a column that is not a feature.", metavar="COLUMN")
     channels: int | None = None
     """Of images, 1 (gray) or 3 (color); by default 1 if all images are gray. PATE sets it, users do not."""
 

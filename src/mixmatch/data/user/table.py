@@ -68,7 +68,8 @@ def read_parquet(path: Path, text: Collection[str] | None = None) -> Table:
             builder.add(["" if value is None else str(value).strip() for value in values.to_pylist()])
         except (OverflowError, ValueError) as error:  # times outside of Python's, unknown time zones, damaged text
             raise MixMatchError(
-                f"{where} of type {values.type} has a value that Python does not know ({str(error).splitlines()[0]}): "
+                f"{where} of type {values.type} has a value that Python cannot represent "
+                f"({str(error).splitlines()[0]}): "
                 f"correct it, or leave the column out with ignore='{name}'"
             ) from None
         return builder.build()

@@ -37,7 +37,7 @@ JOURNAL = "journal.log"
 MOST = 2**30
 """Bytes of a journal, at most."""
 
-AGAIN = "mend that, then give the same command again"
+AGAIN = "fix that, then give the same command again"
 
 ENDED = (None, "stopped", "diverged")
 """What is noted of how a trial ended."""

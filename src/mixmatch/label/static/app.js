@@ -129,7 +129,7 @@ function bars(waiting) {
   if (trouble?.status === 403 || away === 403)
     bar("away", `This page may not talk to the server any more. Open the address that mixmatch label prints. ${kept}`);
   else if (away === 410)
-    bar("away", `The list of pictures is another one now, and ${labels} could not be kept: note them, then reload.`);
+    bar("away", `The list of pictures has changed, and ${labels} could not be kept: note them, then reload.`);
   else if (disk) bar("away", `${disk}. ${unkept ? alone : waiting ? `${labels} ${wait} in this browser.` : ""}`);
   else if (trouble || away)
     bar("away", `The server does not answer. ${kept} Start it again: mixmatch label ${store.state?.folder ?? ""}`);
