@@ -520,7 +520,7 @@ def test_each_tab_has_its_own_panel(tmp_path: Path, serve: Open, visit: Open) ->
     page.locator(".banners button", has_text="Change to a").wait_for()
     found |= {"items": [suspect | {"n": 2}], "current": True, "at": 6}  # of the labels as they are now
     page.clock.fast_forward(2500)
-    page.get_by_text("Labels were looked at again: show").click()
+    page.get_by_text("Labels were checked again: show").click()
     page.locator(f"#grid-0[aria-label^='{page.evaluate(NAMES)[2]}']").wait_for()
     page.route("**/api/train", lambda route: None)
     page.locator("#tab-train").click()
@@ -576,7 +576,7 @@ def test_classes_and_exchange(tmp_path: Path, serve: Open, visit: Open) -> None:
     other = tmp_path / "more.csv"
     other.write_text("file,label\n002-b.png,beta\nnobody.png,beta\n")
     page.get_by_label("File to import").set_input_files(other)
-    page.get_by_text("1 label taken over, 0 were there already, 0 conflicts, 1 unknown file").wait_for()
+    page.get_by_text("1 label imported, 0 were there already, 0 conflicts, 1 unknown file").wait_for()
     page.get_by_role("button", name="Copy").click()
     page.locator("dialog [role=status]", has_text="5 pictures in").wait_for()
     copies = [path for path in tmp_path.glob("photos*/*/*.png") if path.parent.parent.name != "photos"]

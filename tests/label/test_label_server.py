@@ -46,7 +46,7 @@ def numbers(client: TestClient) -> dict[str, int]:
 def test_labels_of_folders_are_taken_over(client: TestClient) -> None:
     state, images = client.get("/api/state").json(), client.get("/api/images").json()
     assert [(c["name"], c["key"], c["labeled"]) for c in state["classes"]] == [("cat", "1", 1), ("dog", "2", 1)]
-    assert state["notes"] == [{"key": "takeover", "text": "2 labels taken over from the folders cat, dog"}]
+    assert state["notes"] == [{"key": "takeover", "text": "2 labels imported from the folders cat, dog"}]
     assert images["name"][:3] == ["cat/a.png", "dog/b.png", "unlabeled/0.png"]
     assert images["label"] == [CAT, DOG, -1, -1, -1, -1, -1]
     assert images["flags"] == [32, 32, 0, 0, 0, 0, 0]
@@ -252,7 +252,7 @@ def test_a_csv_of_the_folder_is_taken_over_instead_of_folders(photos: Path) -> N
     state = client_of(desk).get("/api/state").json()
     desk.close()
     assert [(c["name"], c["labeled"]) for c in state["classes"]] == [("bird", 2)]
-    assert state["notes"][0]["text"] == "2 labels taken over from labels.csv; 1 file that it names not found"
+    assert state["notes"][0]["text"] == "2 labels imported from labels.csv; 1 file that it names not found"
     assert state["exam"]["test_folder"] == 1
 
 
@@ -271,7 +271,7 @@ def test_what_cannot_be_taken_over_is_not_shown_either(photos: Path) -> None:
         desk.close()
         assert (state["classes"], state["counts"]["labeled"]) == ([], 0)
         if first:
-            assert "were not taken over (a class's name cannot start with a colon)" in state["notes"][0]["text"]
+            assert "were not imported (a class's name cannot start with a colon)" in state["notes"][0]["text"]
 
 
 def test_folders_that_may_be_no_classes_are_not_taken_over_unasked(tmp_path: Path) -> None:

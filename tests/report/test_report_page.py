@@ -378,5 +378,5 @@ def test_a_model_that_always_says_the_same_is_found_out(tmp_path: Path, monkeypa
     always = lambda _, inputs: np.tile([0.1, 0.9], (len(inputs), 1))  # noqa: E731
     monkeypatch.setattr(Classifier, "probabilities", always)
     report = gather(out, opened, device="cpu")
-    assert report.verdict.trust.startswith("It always says b. ")
+    assert report.verdict.trust.startswith("It always predicts b. ")
     assert report.verdict.next_steps[0].startswith("Lower lambda_u")

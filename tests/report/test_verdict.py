@@ -53,16 +53,16 @@ def test_few_images_are_a_rough_number() -> None:
 @pytest.mark.parametrize(("wrong", "says"), [(300, "cannot be told from guessing"), (330, "is worse than guessing")])
 def test_not_better_than_guessing(wrong: int, says: str) -> None:
     verdict = replace(GOOD, wrong=wrong)
-    assert f"It {says}: always saying airplane has 75.0 % error." in verdict.trust
+    assert f"It {says}: always predicting airplane has 75.0 % error." in verdict.trust
     assert verdict.to_dict()["better_than_guessing"] is False
     assert "guessing:" not in GOOD.trust
     assert GOOD.to_dict()["better_than_guessing"] is True
 
 
 def test_always_the_same_class() -> None:
-    assert replace(GOOD, favorite=Favorite("airplane", 1.0, 0.25)).trust.startswith("It always says airplane. ")
+    assert replace(GOOD, favorite=Favorite("airplane", 1.0, 0.25)).trust.startswith("It always predicts airplane. ")
     assert replace(GOOD, favorite=Favorite("airplane", 0.93, 0.25)).trust.startswith(
-        "It says airplane to 93 % of the images; 25 % of the labels are airplane. "
+        "It predicts airplane for 93 % of the images; 25 % of the labels are airplane. "
     )
 
 

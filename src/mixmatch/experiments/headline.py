@@ -105,14 +105,14 @@ def headline(records: Sequence[Record]) -> str:
 
 
 IN_SHORT = """\
-Of each cell the longest runs there are, up to the paper's steps, beside what was published. In bold: all of these
-steps, the median of the last 20 evaluations; else the error at the end of shorter runs, which is no verdict. *fused*:
-with passes that differ from the authors' and are faster. Several seeds: mean ± deviation."""
+For each cell, the longest runs so far, up to the paper's steps, next to the published number. In bold: runs with
+all of these steps, the median of their last 20 evaluations; otherwise the error at the end of shorter runs, which is
+no verdict. *fused*: with passes that differ from the authors' and are faster. Several seeds: mean ± deviation."""
 
 FIGURE = """\
 ![Test error over minutes of training, a line per seed, with the published numbers dotted]({picture})
 
-Minutes are as the runs took them. Several shared a GPU, so each alone would have been faster: [what a step
+Minutes are those of the actual runs. Several shared a GPU; alone, each would have been faster: [what a step
 costs](performance.md)."""
 
 

@@ -157,7 +157,7 @@ def _cell_text(row: Row, labels: Labels, metric: str, records: Sequence[Record],
 
 
 LEGEND = f"""\
-Each cell: ours, and below it the paper's number. A run's number is the median of its last 20 evaluations, as in the
+Each cell has our number, and below it the paper's. A run's number is the median of its last 20 evaluations, as in the
 paper.
 
 - **Which runs are in a cell**: those with the authors' settings, labels, seeds and number of steps ({FULL_STEPS:,}; an
@@ -165,13 +165,12 @@ paper.
   of the paper's runs there are. *bf16*: the passes were in bf16, not float32; the two are never averaged. Of two
   records of the same run, the first by file name counts.
 - **The number**: from {SEEDS_FOR_A_VERDICT} seeds on, the mean ± the standard deviation; with fewer, each run.
-- **The verdict**, from {SEEDS_FOR_A_VERDICT} seeds on, is against a band that comes from the paper alone: its mean ±
-  {BAND} of its standard deviations. *Within*: our mean is in it. *Below*, *above*: it is not, and on which side, also
-  where ours is the better one. If our runs came from the paper's own distribution, fewer than 1 in 100 means of three
-  would be outside.
+- **The verdict**, from {SEEDS_FOR_A_VERDICT} seeds on, compares our mean with a band that comes from the paper
+  alone, its mean ± {BAND} of its standard deviations: *within*, *below* or *above*, even where ours is the better one.
+  If our runs came from the paper's own distribution, fewer than 1 in 100 means of three would be outside.
 - **No verdict** where the paper gives no deviation, and where our runs differ from the authors' (*other labels*).
 - **Best checkpoint**: some papers report each run's best evaluation on the test images instead of the median. That is
-  lower, and chosen by what it is measured on. Beside our median stands our best, and there is no verdict.
+  lower, since it is chosen on the images it is measured on. Our best is shown next to our median, without a verdict.
 - *Not run*: no record yet. Runs with other settings or another number of steps are listed as
   [other runs](#other-runs)."""
 
@@ -202,7 +201,7 @@ def not_in(
 
 
 OTHER = """\
-Runs that are in no table above: another number of steps, other settings or other seeds than the paper's. They
+Runs that are in none of the tables above, because their steps, settings or seeds are not the paper's. They
 get no verdict. A line is one experiment on one kind of machine; settings that are not the default for the data set are
 in parentheses. *Error*: the mean over seeds of each run's number, the median of its last 20 evaluations (or of all, if
 it had fewer), ± the deviation over seeds. *Last*: the mean error of the last evaluation. Seconds are of the hardware

@@ -381,7 +381,8 @@ TABLES: dict[str, Table] = {
         quoted=SUCCESSORS_QUOTED,
         note="FixMatch and ReMixMatch have the numbers of their papers: the median of each run's last 20 evaluations. "
         "Whether FixMatch's SVHN has the extra images is not known. TorchSSL and USB report the best evaluation on the "
-        "test images, averaged over three seeds; ours by that rule stands beside our median, without a verdict. Their "
+        "test images, averaged over three seeds; ours by that rule is shown next to our median, without a verdict. "
+        "Their "
         "code differs from that of FixMatch's authors, which ours follows, in the network, the scale of pixels, the "
         "augmentation and the sets of labels (*other details*). CIFAR-100 is with WRN-28-8, in USB with WRN-28-2. "
         "Published numbers that could not be checked are left out.",
@@ -399,7 +400,7 @@ TABLES: dict[str, Table] = {
         note="The labels are exactly the answers to the first 250 queries. The authors' split (`--split official`) "
         "took 9 of the 138 from later ones, so it costs 344 queries (see docs/privacy-commands.md); the paper's number "
         "is of that split, and its epsilon, 0.97, of 250 queries. Epsilons are expected, data-dependent and not "
-        "sanitized; 4.96 is as published, it does not come out of the public votes exactly. The VAT students have "
+        "sanitized; 4.96 is as published and cannot be reproduced exactly from the public votes. The VAT students have "
         "VAT's settings for SVHN; the paper has no number for them.",
     ),
 }  # fmt: skip

@@ -280,7 +280,7 @@ def take_over(book: Book, who: str, tree: Tree) -> str:
             by_label.setdefault(label, []).append(file)
         book.take_over(who, by_label, "csv", sorted(found.tests))
         missing = f"; {count(len(found.unknown), 'file')} that it names not found" if found.unknown else ""
-        return f"{count(len(found.labels), 'label')} taken over from {CSV_NAME}{missing}"
+        return f"{count(len(found.labels), 'label')} imported from {CSV_NAME}{missing}"
     by_class, tests = read_folders(tree)
     if not by_class:
         return ""
@@ -291,6 +291,6 @@ def take_over(book: Book, who: str, tree: Tree) -> str:
             "all pictures have labels"
         )
     book.take_over(who, by_class, "folder", tests)
-    return f"{count(given, 'label')} taken over from the folders {names}" + (
+    return f"{count(given, 'label')} imported from the folders {names}" + (
         f"; {count(len(tests), 'picture')} of them in the test set" if tests else ""
     )

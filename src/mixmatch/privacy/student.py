@@ -40,7 +40,7 @@ QUOTED = {
 }
 QUOTED_NOTE = (
     "quoted: 0.97 is expected, data-dependent and not sanitized, and its labels came from the authors' split; 4.96 "
-    "(3,098 answers) is as published, it does not come out of the public votes exactly"
+    "(3,098 answers) is as published and cannot be reproduced exactly from the public votes"
 )
 
 

@@ -106,7 +106,7 @@ class Verdict:
             if self.guesses:
                 worse = self.interval[0] > self.guessing
                 start = "It is worse than guessing" if worse else "It cannot be told from guessing"
-                parts.append(f"{start}: always saying {self.commonest} has {self.percent(self.guessing)} error.")
+                parts.append(f"{start}: always predicting {self.commonest} has {self.percent(self.guessing)} error.")
             if self.images < ROUGH:
                 parts.append(f"A rough number: {count(self.images, self.noun)}.")
             parts.append(self.basis.sentence)
@@ -116,10 +116,10 @@ class Verdict:
         if self.favorite is not None:
             name, said, labeled = self.favorite
             if said >= ALWAYS:
-                parts.insert(0, f"It always says {name}.")
+                parts.insert(0, f"It always predicts {name}.")
             else:
                 share = f"{100 * said:.0f} % of the {self.noun}s"
-                parts.insert(0, f"It says {name} to {share}; {100 * labeled:.0f} % of the labels are {name}.")
+                parts.insert(0, f"It predicts {name} for {share}; {100 * labeled:.0f} % of the labels are {name}.")
         return " ".join(parts)
 
     @property

@@ -36,7 +36,7 @@ export function advise({ state, counts, classes, filter, rule }) {
   }
   if (left > 0) {
     const text = `The exam still lacks ${count(left, "picture")}. Until then the error of a model is less certain.`;
-    return { id: "exam-left", text, act: ["Go on with the exam", "work", "exam"], later: true };
+    return { id: "exam-left", text, act: ["Continue the exam", "work", "exam"], later: true };
   }
   if (filter === "next" && rule && (learned < ENOUGH || train.run)) return { id: "why", text: rule };
   if (learned < ENOUGH && !counts.unlabeled) return null;

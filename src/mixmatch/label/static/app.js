@@ -127,7 +127,7 @@ function bars(waiting) {
   const bar = (kind, text, ...acts) =>
     list.push(h("div", { class: kind, role: kind === "away" ? "alert" : "status" }, h("span", {}, text), ...acts));
   if (trouble?.status === 403 || away === 403)
-    bar("away", `This page may not talk to the server any more. Open the address that mixmatch label prints. ${kept}`);
+    bar("away", `This page no longer has access to the server. Open the address that mixmatch label prints. ${kept}`);
   else if (away === 410)
     bar("away", `The list of pictures has changed, and ${labels} could not be kept: note them, then reload.`);
   else if (disk) bar("away", `${disk}. ${unkept ? alone : waiting ? `${labels} ${wait} in this browser.` : ""}`);

@@ -179,7 +179,7 @@ export class Bench {
   label(value, targets = this.targets(), source = null) {
     const { store, view } = this;
     const n = targets.filter((each) => !(store.flags[each] & GONE) && store.value(each) !== value);
-    const what = value === UNLABELED ? "label taken away" : store.text(value);
+    const what = value === UNLABELED ? "label removed" : store.text(value);
     if (n.length) {
       this.done.push({ n, before: n.map((each) => store.value(each)), value });
       this.undone = [];

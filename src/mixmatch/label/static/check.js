@@ -18,7 +18,7 @@ export class CheckView {
     this.words = h("p", {});
     this.acts = h("div", { class: "acts" });
     this.panel = h("div", { class: "banner" }, this.words, this.acts);
-    this.again = button("Labels were looked at again: show", () => this.load().then(() => bench.focus()));
+    this.again = button("Labels were checked again: show", () => this.load().then(() => bench.focus()));
     this.keys = { c: () => this.keep() };
     this.other = differ();
   }
@@ -180,25 +180,25 @@ export class CheckView {
   empty() {
     if (!this.found.ready)
       return [
-        h("h2", {}, "Looking at the labels …"),
-        h("p", {}, "Every label is compared with its neighbors. This takes a moment; go on labeling meanwhile."),
+        h("h2", {}, "Checking the labels …"),
+        h("p", {}, "Every label is compared with its neighbors. This takes a moment; you can continue labeling."),
       ];
     if (this.kind === "conflicts")
       return [
         h("h2", {}, "Nobody disagrees"),
         h("p", {}, "When two people give a picture different labels, both answers are shown here."),
-        primary("Go on labeling", () => this.tab.open("label")),
+        primary("Continue labeling", () => this.tab.open("label")),
       ];
     if (this.kind === "copies")
       return [
         h("h2", {}, "No copies that differ"),
         h("p", {}, "Near copies of a picture all have the same label, or none."),
-        primary("Go on labeling", () => this.tab.open("label")),
+        primary("Continue labeling", () => this.tab.open("label")),
       ];
     return [
       h("h2", {}, "No label stands out"),
       h("p", {}, this.found.why || "No label looks wrong."),
-      primary("Go on labeling", () => this.tab.open("label")),
+      primary("Continue labeling", () => this.tab.open("label")),
     ];
   }
 }

@@ -31,7 +31,7 @@ export function manageClasses(store, act) {
       h(
         "p",
         { class: "soft small" },
-        "A class is never lost: hiding keeps its labels, merging moves them to another. Undo takes back all but keys and order.",
+        "A class is never lost: hiding keeps its labels, merging moves them to another. Undo reverts everything but keys and order.",
       ),
       list,
       form,

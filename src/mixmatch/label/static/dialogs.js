@@ -35,9 +35,9 @@ export function help(bench) {
     [["0"], "none of these"],
     [["x"], "not an image"],
     [["z"], "skip for now"],
-    [["⌫"], "take the label away"],
-    [["←", "→", "↑", "↓"], "move; with Shift select a range, with Ctrl only look"],
-    [["Space"], "select or not"],
+    [["⌫"], "remove the label"],
+    [["←", "→", "↑", "↓"], "move; with Shift select a range, with Ctrl move without selecting"],
+    [["Space"], "select or deselect"],
     [["Ctrl", "A"], "select all"],
     [["Enter"], "one picture alone; in Guesses: confirm"],
     [["g"], "grid or single"],
@@ -94,7 +94,7 @@ export function askName(store) {
     h("button", { type: "submit", class: "primary" }, "Save"),
   );
   const dialog = box("Your name", [
-    h("p", { class: "soft" }, "It is written beside every label you give, so that two people can tell theirs apart."),
+    h("p", { class: "soft" }, "It is stored with every label you give, so that two people can tell theirs apart."),
     form,
   ]);
   field.select();
@@ -126,7 +126,7 @@ export function exchange(store) {
       const body = await post("/api/import", { id: newId(), as, text, since: store.seq, listing: store.listing });
       store.absorb(body);
       const { labeled, same, conflicts, unknown_count } = body.imported;
-      said.textContent = `${count(labeled, "label")} taken over, ${number(same)} were there already, ${count(conflicts, "conflict")}, ${count(unknown_count, "unknown file")}.`;
+      said.textContent = `${count(labeled, "label")} imported, ${number(same)} were there already, ${count(conflicts, "conflict")}, ${count(unknown_count, "unknown file")}.`;
     } catch (refused) {
       said.textContent = refused.message;
     }
@@ -135,7 +135,7 @@ export function exchange(store) {
     h("h3", {}, "Labels as a file"),
     h("p", {}, link("csv", "CSV for --labels-file"), "  ·  ", link("ls", "JSON for Label Studio")),
     h("h3", {}, "Pictures in a folder per class"),
-    h("p", { class: "soft small" }, "In a new folder beside yours. Your pictures are never moved."),
+    h("p", { class: "soft small" }, "In a new folder next to yours. Your pictures are never moved."),
     h(
       "div",
       { class: "acts" },
@@ -148,7 +148,7 @@ export function exchange(store) {
     h(
       "div",
       { class: "acts" },
-      button("Take over class folders again", () => take("folders")),
+      button("Import class folders again", () => take("folders")),
     ),
     said,
   ]);

@@ -151,8 +151,8 @@ export class GuessesView {
     const named = this.named();
     const doubtful = this.doubtful(named);
     this.words.textContent = named.length
-      ? `Look at the least sure of these ${number(named.length)} first. Click takes one out; a class or its key corrects the framed one.`
-      : "Nothing is selected. Click takes a picture in again.";
+      ? `Look at the least sure of these ${number(named.length)} first. A click takes one out; a class or its key corrects the framed one.`
+      : "Nothing is selected. A click puts a picture back.";
     this.confirm.replaceChildren(
       `Confirm ${number(named.length)} as ${store.text(this.chosen)} `,
       h("kbd", {}, "Enter"),
@@ -222,7 +222,7 @@ export class GuessesView {
         primary("Train", () => this.tab.open("train")),
       ];
     const text = this.least
-      ? `${this.run} is this sure of no picture that has no label yet.`
+      ? `Of no picture without a label is ${this.run} this sure.`
       : "Every picture has a label.";
     return [
       h("h2", {}, "Nothing to confirm"),

@@ -300,7 +300,7 @@ export class LabelView {
   empty() {
     const { store, filter } = this;
     if (!store.state.total) {
-      const text = `There is no picture in ${store.state.path} or in its folders yet: JPEG, PNG, WebP and their kin are looked for. Put some there, then look again.`;
+      const text = `There is no picture in ${store.state.path} or in its folders yet: JPEG, PNG, WebP and similar files are looked for. Put some there, then look again.`;
       return [
         h("h2", {}, store.state.scanning ? "Looking for pictures …" : "No pictures here"),
         h("p", {}, text),
@@ -316,7 +316,7 @@ export class LabelView {
     if (filter === "unlabeled" || filter === "next")
       return [
         h("h2", {}, "Everything is labeled"),
-        h("p", {}, "No picture without a label is left. Wrong labels are what remains to find."),
+        h("p", {}, "Every picture has a label. What remains is to find wrong ones."),
         primary("Check the labels", () => this.tab.open("check")),
       ];
     return [

@@ -167,7 +167,7 @@ export class TrainView {
           },
           bar,
         ),
-        h("p", { class: "soft small" }, "Labeling goes on meanwhile: the run works on a copy of the labels."),
+        h("p", { class: "soft small" }, "You can continue labeling: the run works on a copy of the labels."),
       );
     } else {
       if (train.state === "failed")
@@ -209,8 +209,8 @@ export class TrainView {
     const learned = counts.labeled - counts.exam;
     if (!train.history.length)
       return learned
-        ? `${count(learned, "label")} to learn from${counts.exam ? ", beside the exam" : ""}; two classes with two labels each are the least, ten per class a good start.`
-        : "Label some pictures first: two classes with two labels each are the least.";
+        ? `${count(learned, "label")} to learn from${counts.exam ? ", beside the exam" : ""}; at least two classes with two labels each are needed, and ten per class are a good start.`
+        : "Label some pictures first: at least two classes with two labels each are needed.";
     return train.changed
       ? `${count(train.changed, "label")} given since the last run.`
       : "No label was given since the last run.";
@@ -256,11 +256,11 @@ export class TrainView {
         h(
           "p",
           {},
-          "Nobody can say yet. An exam, pictures drawn at random and labeled without help, gives the error. A share of labels that were picked by hand or by a model says nothing about the folder.",
+          "Nobody can say yet. An exam, pictures drawn at random and labeled without help, measures the error. Labels that were picked by hand or by a model cannot: they are no sample of the folder.",
         ),
         possible
           ? act("Make an exam", () => this.tab.exam(possible))
-          : h("p", { class: "soft" }, "Too few pictures without a label are left to draw one from."),
+          : h("p", { class: "soft" }, "Too few pictures without a label are left for an exam."),
       );
     if (left)
       return this.verdict.replaceChildren(
@@ -270,7 +270,7 @@ export class TrainView {
           {},
           `The exam still lacks ${number(left)} of its ${count(size, "picture")}. Complete it: then every run is measured by it.`,
         ),
-        act("Go on with the exam", () => this.tab.open("label", "exam")),
+        act("Continue the exam", () => this.tab.open("label", "exam")),
       );
     this.verdict.replaceChildren(
       title,
