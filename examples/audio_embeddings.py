@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Sounds, as embeddings
 #
-# The energy in a few frequency bands is the embedding. So that there is something to read, the example first writes
-# short sounds as WAV files; a few are labeled.
+# The energy in a few frequency bands is the embedding. To have some data, the example first writes short sounds as WAV
+# files; a few are labeled.
 
 # %% tags=["parameters"]
 OUT = "runs/examples/audio"
@@ -44,7 +44,7 @@ for i in range(SOUNDS):  # recordings: any pitch and loudness, with noise
 
 # %%
 def embed(path):
-    """Mean and deviation over time of the energy in 24 bands, in decibels, loudness taken out."""
+    """Mean and deviation over time of the energy in 24 bands, in decibels, without the loudness."""
     with wave.open(str(path)) as file:
         sound = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32768
     frames = np.lib.stride_tricks.sliding_window_view(sound, 512)[::256] * np.hanning(512)

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # A method of your own
 #
-# Entropy minimization (Grandvalet and Bengio, 2005): predictions for unlabeled images should be confident. It is one
-# line of loss, and everything else comes with it: data, averaged weights, exact resume, compiled steps, the report.
+# Entropy minimization (Grandvalet and Bengio, 2005): predictions for unlabeled images should be confident. It takes
+# one line of loss; data, averaged weights, exact resume, compiled steps and the report come with it.
 
 # %% tags=["parameters"]
 OUT = "runs/examples/method"
@@ -47,7 +47,7 @@ record = mixmatch.train(
 record
 
 # %% [markdown]
-# ## Beside others
+# ## Compare it with others
 #
 # The same labels and steps for each, over a few seeds.
 

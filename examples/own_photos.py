@@ -45,8 +45,8 @@ photos = Path(PHOTOS) if PHOTOS else write_digits(Path(OUT).parent / "images")
 # %% [markdown]
 # ## Train
 #
-# On a CPU it learns from features that are computed once. A second run on the labels alone shows what the unlabeled
-# images are worth. `mixmatch data check FOLDER` looks the folder over first.
+# On a CPU it learns from features that are computed once. A second run on the labels alone shows how much the unlabeled
+# images help. `mixmatch data check FOLDER` checks the folder first.
 
 # %%
 record = mixmatch.train(photos, out=OUT, steps=STEPS, resume=True)
@@ -59,7 +59,7 @@ print("the report:", record["report"])
 # %% [markdown]
 # ## Predict
 #
-# The model takes paths of image files, or arrays. `predict_files` goes through folders of any size, one by one.
+# The model takes paths of image files, or arrays. `predict_files` goes through folders of any size, image by image.
 
 # %%
 model = mixmatch.load(OUT)

@@ -3,7 +3,7 @@
 #
 # Teachers learn from disjoint shards of private images and vote on public ones. Noise is added to the votes, and an
 # image is answered only where enough teachers agree. A student learns from those few answers and from the other public
-# images, unlabeled, by MixMatch. Only the answers and the student may be published; epsilon says what they give away.
+# images, unlabeled, by MixMatch. Only the answers and the student may be published; epsilon says how much they reveal.
 
 # %% tags=["parameters"]
 OUT = "runs/examples/pate"
@@ -26,7 +26,7 @@ from mixmatch.training.progress import Quiet
 # ## Teachers, answers, students
 #
 # The training images of `digits` are private, a random half of its test images is the public pool. The threshold and
-# the noise follow the number of teachers. What has been answered is kept in a ledger: another run asks nothing twice.
+# the noise follow the number of teachers. Answers are kept in a ledger, so another run asks no query twice.
 
 # %%
 summary = run_all(
@@ -42,9 +42,9 @@ summary = run_all(
 )
 
 # %% [markdown]
-# ## What came of it
+# ## The result
 #
-# With few teachers one vote is hidden badly, so epsilon is large: this shows the parts, not a privacy to rely on. The
+# With few teachers one vote is hidden badly, so epsilon is large: this shows the parts, not privacy to rely on. The
 # paper has 250 teachers on SVHN.
 
 # %%

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Inside scikit-learn
 #
-# `MixMatchClassifier` is an ordinary estimator in which -1 means unlabeled. Here it stands in a pipeline, is
+# `MixMatchClassifier` is an ordinary estimator in which -1 means unlabeled. Here it is used in a pipeline,
 # cross-validated on the rows that have labels, and is compared with self-training.
 
 # %% tags=["parameters"]

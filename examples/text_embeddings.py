@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Texts, as embeddings
 #
-# Turn each text into a row of numbers, with any embedding you like, and train on those. Here with nothing but
-# scikit-learn: the documentation of SciPy's functions, to be sorted by package, a few of them labeled.
+# Turn each text into a row of numbers, with any embedding you like, and train on those. Here with scikit-learn alone:
+# the documentation of SciPy's functions is classified by package, a few of them labeled.
 
 # %% tags=["parameters"]
 OUT = "runs/examples/text"
@@ -33,7 +33,7 @@ print(len(texts), "texts")
 # %% [markdown]
 # ## Embed
 #
-# Replace these two lines by your own model's vectors, one row per text.
+# Replace these two lines with your own model's vectors, one row per text.
 
 # %%
 vectors = TfidfVectorizer(stop_words="english", min_df=3, sublinear_tf=True).fit_transform(texts)
@@ -42,7 +42,7 @@ x = TruncatedSVD(32, random_state=0).fit_transform(vectors)
 # %% [markdown]
 # ## One file, then train
 #
-# An empty label means unlabeled. Rows to test on are left out of training; without them, some labels are held out.
+# An empty label means unlabeled. Test rows are left out of training; without them, some labels are held out.
 
 # %%
 topics = np.array(topics)
