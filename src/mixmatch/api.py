@@ -67,47 +67,48 @@ def train(
     callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> RunRecord:
-    """Train a classifier; the run is a folder that holds the model, its metrics and all it takes to resume.
+    """Train a classifier; the run is a folder with the model, its metrics and everything needed to resume.
 
-    Your own data on disk is treated as by `mixmatch train`: a second run on the labels alone shows what the unlabeled
-    data is worth, and the report and its verdict are made. That takes about twice as long; `baseline=False` leaves the
-    second run out. Published data sets and a `Source` are trained on and nothing else.
+    Your own data on disk is handled as by `mixmatch train`: a second run on the labels alone shows how much the
+    unlabeled data helps, and the report with its verdict is written. That takes about twice as long; `baseline=False`
+    skips the second run. On published data sets and a `Source`, only the model is trained.
 
     Args:
         data: a built-in name (`digits`, `cifar10`, ...), a folder of your own images, a file of your own arrays
             (.npz, .npy) or a table (.csv, .parquet), or a `Source` of your own arrays.
         method: a name of `mixmatch.methods.METHODS`, or a `Method` object of your own class.
         out: the run folder; by default `runs/DATA-METHOD-LABELS-seedSEED`.
-        resume: continue the run in `out`. Settings not given are the run's own; others are refused, but for `steps`
-            where nothing else depends on them: a run can be extended, finished or not, or shortened.
+        resume: continue the run in `out`. Settings not given are the run's own; different ones are refused, except
+            `steps` if nothing else depends on it: a run, finished or not, can be extended or shortened.
         checkpoint: resume from this checkpoint instead of the newest.
         checkpoint_every: steps between checkpoints; by default one per minute.
         config: start from the settings in this file, a run's config.json or TOML; those given here win.
         network: a name for `mixmatch.networks.build`, or any `torch.nn.Module` that maps images (or features) to
             logits.
         device: `auto`, `cpu`, `cuda`, `mps`, or a `torch.device`.
-        compile: compile the step for speed: by default on CUDA, where a run is long enough to repay it.
+        compile: compile the step for speed: by default on CUDA, if the run is long enough to pay off.
         data_dir: where the data files are; by default MIXMATCH_DATA or a cache folder.
         strict: refuse data files that are not the published ones.
-        labels_file: user images: a CSV of file and label, instead of a folder per class; of a .npy file: a .npy file.
+        labels_file: user images: a CSV of file and label, instead of a folder per class; for a .npy file, another .npy
+            file.
         image_size: user images: pixels to resize to; by default chosen from the images.
         label_column: a table: the column with the label, empty where there is none; by default `label`.
         part_column: a table: a column that is `test` for rows to evaluate on.
-        id_column: a table: a column that names each row; no feature, kept in predictions.
-        ignore: a table: columns that are no features.
+        id_column: a table: a column that names each row; not a feature, kept in predictions.
+        ignore: a table: columns that are not features.
         split: which rows of a `Source` are labeled; by default the official procedure chooses `labels` of them.
         baseline: user data on disk: train on the labels alone, too, in `baseline/` of the run folder; by default yes.
         cross_validate: user data on disk: also train without each fold of the labels, to evaluate and to find wrong
             labels; by default for features, if nothing else evaluates the model.
-        reporter: what to show meanwhile; by default a progress bar on a terminal.
-        callbacks: what else follows the run: `mixmatch.callbacks.MLflow()`, `WandB()`, a `Callback` of your own.
+        reporter: how to show progress; by default a progress bar on a terminal.
+        callbacks: observers of the run: `mixmatch.callbacks.MLflow()`, `WandB()`, a `Callback` of your own.
         **settings: any of `mixmatch.settings.Settings` and of the method: `labels`, `seed`, `steps`, `batch_size`,
-            `lambda_u`, ... What is not given is what the paper used for this data set.
+            `lambda_u`, ... Those not given have the paper's values for this data set.
 
     Returns:
         The record of the finished run, a dict. `record["last_error"]` is the test error of the model in percent,
         `record["error"]` the paper's number, the median of the last evaluations; both are None if there is nothing to
-        evaluate on. Of user data on disk it also has what `mixmatch train --json` prints: `verdict` (text),
+        evaluate on. For user data on disk it also has what `mixmatch train --json` prints: `verdict` (text),
         `verdict_details` (numbers and sentences) and `report` (where the page is).
 
     Raises:
@@ -218,5 +219,5 @@ def _check_names(settings: Iterable[str]) -> None:
 
 
 def load(path: str | Path, *, device: str | torch.device = "auto", network: nn.Module | None = None) -> Classifier:
-    """The classifier of a run folder or of a model.safetensors file. An unfinished run gives its newest checkpoint."""
+    """The classifier of a run folder (of its newest checkpoint if unfinished) or of a model.safetensors file."""
     return load_run(path, str(device), network)

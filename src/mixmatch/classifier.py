@@ -48,7 +48,7 @@ class UnreadableModel(MixMatchError):
 
 
 class ModelInfo(NamedTuple):
-    """A model without its weights: the name of its network, what it takes and what it gives."""
+    """A model without its weights: the name of its network, its inputs and its outputs."""
 
     network: str
     classes: tuple[str, ...]
@@ -102,7 +102,7 @@ class Classifier:
         return self.probabilities(self.encode(x)) if files is None else self._of_files(files)
 
     def predict(self, x: Inputs) -> list[str]:
-        """Class names (N), of the same."""
+        """Class names (N) for the same inputs."""
         return [self.classes[c] for c in self.predict_proba(x).argmax(axis=1)]
 
     def encode(self, x: Any) -> npt.NDArray[Any]:
@@ -275,7 +275,7 @@ class Classifier:
 
 
 def _paths(x: Any) -> list[Path] | None:
-    """The files that are meant, if that is what it is: a path, or a list or an array of paths."""
+    """The files, if it is a path, or a list or an array of paths."""
     if isinstance(x, str | os.PathLike):
         return [Path(x)]
     if isinstance(x, np.ndarray):
@@ -320,7 +320,7 @@ def _described(x: Any) -> str:
 
 
 def load_run(path: str | Path, device: str | torch.device = "auto", network: nn.Module | None = None) -> Classifier:
-    """The classifier of a run folder or of a model.safetensors file. An unfinished run gives its newest checkpoint.
+    """The classifier of a run folder (of its newest checkpoint if unfinished) or of a model.safetensors file.
 
     Args:
         path: the folder or the file.

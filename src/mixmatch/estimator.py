@@ -53,7 +53,7 @@ NOT_USED = {
 
 @contextlib.contextmanager
 def _as_value_errors() -> Iterator[None]:
-    """What scikit-learn expects of an estimator that is given something wrong."""
+    """The error that scikit-learn expects of an estimator that is given something wrong."""
     try:
         yield
     except MixMatchError as error:

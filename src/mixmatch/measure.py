@@ -160,15 +160,15 @@ def unit(rows: npt.NDArray[np.float32]) -> Floats:
 
 
 NEIGHBORS, BEYOND = 3, 0.05
-"""Of which labeled row the distance counts, and the share of rows of a class that are listed as being of none."""
+"""The rank of the labeled neighbor whose distance counts, and the share of rows of a class that are listed, too."""
 
 
 def unlike_labeled(unlabeled: Floats, labeled: Floats, held_out: Floats) -> tuple[Floats, Floats]:
     """How unlike anything labeled each unlabeled row is (N,), and each row that is known to be of a class: the labeled
     ones, without themselves, then those held out.
 
-    It is the distance to the third nearest labeled row less the distance to as large a part of the unlabeled rows:
-    high where unlabeled rows lie close together and no labeled ones are near. All rows are features of length 1.
+    It is the distance to the third nearest labeled row minus the distance to the unlabeled row of the same relative
+    rank: high where unlabeled rows lie close together and no labeled ones are near. All rows are features of length 1.
     `benchmarks/no_class.py` compares it with other scores.
     """
     k = min(NEIGHBORS, len(labeled) - 1)

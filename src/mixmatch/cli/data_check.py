@@ -57,7 +57,7 @@ def check(
     """Load a data set and show what it holds, or check your own data before training on it.
 
     It is a folder (DIR/CLASS/* labeled, DIR/unlabeled/**, DIR/test/CLASS/*), an array (.npz, .npy) or a table
-    (.csv, .parquet). Findings are printed as they are found, each with what to do. Then a few steps are tried, for 15 s
+    (.csv, .parquet). Findings are printed as they are found, each with advice. Then a few steps are tried, for 15 s
     at most, to say how long training takes, and the last line is a command that trains in about ten minutes.
 
     Examples:

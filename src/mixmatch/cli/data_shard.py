@@ -30,8 +30,8 @@ def shard(
 ) -> None:
     """Decode a folder of images into memory-mapped shards, which train as the folder itself would.
 
-    Files that cannot be read are left out and named. The same command continues what was stopped or killed, and makes
-    damaged shards again.
+    Files that cannot be read are left out and named. After a stop or a kill the same command continues, and it rebuilds
+    damaged shards.
 
     Examples:
       mixmatch data shard photos/ --out photos-64 --image-size 64

@@ -33,9 +33,9 @@ def evaluate(
 ) -> None:
     """Evaluate a run's averaged model on its test images, or on new labeled data.
 
-    An unfinished run is evaluated at its newest checkpoint. Without test images it is what cross-validation found. New
-    data is a folder (DIR/CLASS/*), an array (.npz, .npy) or a table (.csv, .parquet) as for train; if it has a test
-    part, that part is used. Classes are matched by name.
+    An unfinished run is evaluated at its newest checkpoint. Without test images, the result of cross-validation is
+    shown. New data is a folder (DIR/CLASS/*), an array (.npz, .npy) or a table (.csv, .parquet) as for train; if it has
+    a test part, that part is used. Classes are matched by name.
 
     Examples:
       mixmatch evaluate runs/cifar --data-dir ~/data

@@ -79,8 +79,8 @@ def tune(
 
     The first trial has the defaults. The others are suggested by Optuna, and stopped early if they do worse than most.
     Published data sets are validated on 5,000 images, or on --valid N; your own data by cross-validation over its
-    labels. Test data is never looked at. The same command continues a sweep that was stopped; with more --trials it
-    goes further. The best settings are in best.toml, for mixmatch train --config.
+    labels. Test data is never used. The same command continues a sweep that was stopped; a larger --trials extends it.
+    The best settings are in best.toml, for mixmatch train --config.
 
     Examples:
       mixmatch tune digits --labels 20 --trials 12

@@ -57,11 +57,11 @@ class SourceInfo:
     """Labeled images to train on."""
     test: int
     loader: Callable[[Path, Layout, bool], Source]
-    """Reads the files of a layout that are in the data folder; if it is strict, without a cache that lies there."""
+    """Reads the files of a layout from the data folder; if it is strict, without the cache there."""
     unlabeled: int = 0
     """Unlabeled images to train on."""
     layouts: tuple[Layout, ...] = ((),)
-    """The forms it is published in; the first is the one that is downloaded."""
+    """The forms it is published in; the first is downloaded."""
     download_mb: int = 0
 
 
@@ -164,10 +164,10 @@ def read_labeled(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> UserData:
-    """New labeled data for a model that is trained: rows as it takes them, all of them in the test part.
+    """New labeled data for a trained model: rows in the form it takes, all of them in the test part.
 
-    A folder (DIR/CLASS/*), an array or a table, as for `read_user_data`. Of data with a test part that part is read.
-    Classes are matched by name; rows of other classes, and unlabeled ones, are left out and named in `findings`.
+    A folder (DIR/CLASS/*), an array or a table, as for `read_user_data`. If the data has a test part, only that is
+    read. Classes are matched by name; rows of other classes, and unlabeled ones, are left out and named in `findings`.
 
     Args:
         classes, input_shape, encoding: the model's.

@@ -17,17 +17,17 @@ from mixmatch.errors import MixMatchError, explaining
 from mixmatch.storage import check_plain, digest, temporary
 
 FORMAT = 1
-"""Part of every key: raise it when decoding changes, and old caches are not used."""
+"""Part of every key: raise it when decoding changes, so that old caches are not used."""
 
 
 def user_cache() -> Path:
-    """The user's own cache, which nobody else fills."""
+    """The user's own cache, which nobody else writes to."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mixmatch"
 
 
 def cache_folder(data_dir: Path, *, strict: bool = False) -> Path:
-    """`DATA/.mixmatch-cache`, or a folder of its own under the user's cache where the data folder is read-only, where a
-    link in its place leads elsewhere, or where a `strict` check must not believe a cache that came with the data."""
+    """`DATA/.mixmatch-cache`, or a separate folder under the user's cache if the data folder is read-only, if there is
+    a link in that place, or if a `strict` check must not trust a cache that came with the data."""
     beside = data_dir / ".mixmatch-cache"
     if not strict and not beside.is_symlink() and _writable(beside):
         return beside
@@ -45,8 +45,8 @@ def cached_array(
 ) -> npt.NDArray[np.uint8]:
     """The uint8 array of this `shape` whose rows `pieces` yields in order, memory-mapped from the cache.
 
-    `pieces` is read only if the `sources` (path, size and time of change) have not been decoded before under this
-    `name`; what an older version of them left is removed. A cache beside the data is not believed if `strict`.
+    `pieces` is read only if the `sources` (path, size and modification time) have not been decoded before under this
+    `name`; files of older versions are removed. If `strict`, a cache beside the data is not used.
     """
     stats = [(os.path.relpath(path, data_dir), path.stat()) for path in sources]
     key = digest(json.dumps([FORMAT, name, [(path, s.st_size, s.st_mtime_ns) for path, s in stats]]))

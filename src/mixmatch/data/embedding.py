@@ -23,11 +23,11 @@ from mixmatch.networks.precision import full_fp32
 from mixmatch.storage import digest
 
 MOST_VALUES = 250_000_000
-"""Numbers in memory, a gigabyte: of very many images there are fewer views."""
+"""Numbers in memory, a gigabyte: very many images get fewer views."""
 
 BATCH = 32
 SAVE_EVERY = 1024
-"""Images after which what was embedded is saved, so that stopping loses little."""
+"""Features are saved after this many images, so that stopping loses little."""
 
 Floats = npt.NDArray[np.float32]
 Callback = Callable[[int, int], None]
@@ -69,8 +69,8 @@ def embed(
     Args:
         features: `basic`, `timm:NAME`, or a network of your own that maps images (N, C, H, W) in [-1, 1] to (N, F).
         weights: a file of a timm model's weights.
-        views: how many features each training image gets: its own, and those of copies that are shifted at random by up
-            to an eighth of their size. Of very many images there are fewer.
+        views: how many versions of each training image are embedded: the image itself, and copies that are shifted at
+            random by up to an eighth of their size. Very many images get fewer.
         flip: flip copies left to right at random.
         device: where to compute; by default the CPU.
         cache: a folder to keep the features in. While images and network stay the same, nothing is computed again.

@@ -1,4 +1,4 @@
-"""Arrays one after the other, as one that is never made: the shards of a data set that is larger than memory."""
+"""Several arrays presented as one, without copying them: the shards of a data set that is larger than memory."""
 
 from __future__ import annotations
 

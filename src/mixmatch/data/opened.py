@@ -1,4 +1,4 @@
-"""Data that is open: read once, split, and handed on to whoever needs it, with what a model is evaluated on."""
+"""Opened data: read once, split, and passed on to all that need it, with what a model is evaluated on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mixmatch.data.user.rows import UserData
 from mixmatch.draws import generator
 
 MIN_LABELS = 10
-"""Labels that a class needs before some of them are held out."""
+"""Labels a class needs before some of them are held out."""
 
 HELD_OUT = 0.2
 """The share of them that is."""
@@ -29,7 +29,7 @@ class Basis:
     on: str = ""
     missing: str = ""
     left_out: tuple[str, ...] = ()
-    """Classes of which nothing is evaluated: they have too few labels to hold some out."""
+    """Classes that are not evaluated: they have too few labels to hold some out."""
 
     @property
     def sentence(self) -> str:
@@ -50,7 +50,7 @@ class Data:
 def to_data(user: UserData, seed: int, hold_out: str) -> Data:
     """User data with its split, and what a model is evaluated on.
 
-    Test rows are used if there are any. Else a fifth of the labels is held out of each class that has at least 10: not
+    Test rows are used if there are any. Otherwise a fifth of the labels of each class with at least 10 is held out: not
     trained on, not even as unlabeled rows. A class with fewer keeps them all: it needs them more to learn from, and a
     row or two would say next to nothing.
 

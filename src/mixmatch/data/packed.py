@@ -18,7 +18,7 @@ MOST = 2**33
 
 
 def read_packed(path: Path) -> dict[str, npt.NDArray[Any]] | None:
-    """The arrays of a .npz file by name. None if there is none, or none that can be read: it is made again."""
+    """The arrays of a .npz file by name. None if the file is missing or cannot be read: then it is made again."""
     try:
         with open_plain(path, MOST) as file:
             with zipfile.ZipFile(file) as packed:

@@ -67,7 +67,7 @@ def read_shards(
 
 
 def _read_private(data: str, reading: Reading) -> Source:
-    """A user's private images. How one is read may not depend on the others: each image would then reach every
+    """A user's private images. How one is read may not depend on the others: each image would then affect every
     teacher, and no epsilon would hold."""
     if holds_features(Path(data)):
         raise MixMatchError(

@@ -1,4 +1,4 @@
-"""Rows where a step can reach them: on the device if they fit, else in host memory or a memory-mapped file."""
+"""Rows within reach of a step: on the device if they fit, else in host memory or a memory-mapped file."""
 
 from __future__ import annotations
 

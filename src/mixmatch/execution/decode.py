@@ -42,7 +42,7 @@ def shard_folder(
 ) -> Sharded:
     """Decode a folder of images, as `mixmatch train` would read it, into a folder of shards that it can train on.
 
-    Begun again after an interruption, finished shards are kept if their pixels still have the hash they had.
+    After an interruption, the same call keeps finished shards whose pixels still have their hash.
 
     Args:
         path: the folder of images.

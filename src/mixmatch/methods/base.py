@@ -40,7 +40,7 @@ Stats = Literal["batch", "update", "running"]
 Tensors = Mapping[str, Tensor]
 
 Metrics = Mapping[str, Tensor | float]
-"""Named scalars, to be averaged and shown. On the device, they keep nothing waiting."""
+"""Named scalars, to be averaged and shown. Kept on the device, they make nothing wait."""
 
 
 class Batch(NamedTuple):

@@ -90,7 +90,7 @@ def predict_files(
         id_column: of a table, the column that names each row; by default the one that training had, where there is one.
         batch_size: how many rows the network gets at once.
         on_error: called with each image file that cannot be read, and the reason; by default that is a warning. The
-            other files are predicted all the same.
+            other files are still predicted.
         progress: called with the number of files (or rows) done, and of all.
 
     Returns:

@@ -6,8 +6,8 @@
     DIR/_plan/done/000000.json     it is finished; how many files it has, and how many of them cannot be read
 
 The list of files is made once, then any process can do any shard, here or on a cluster. A shard's file appears whole
-and under the same name whoever does it, so each file is in the output exactly once, however often the work is broken
-off and begun again. Readers of Parquet folders skip names that begin with _.
+and under the same name whoever does it, so each file is in the output exactly once, however often the work is
+interrupted and continued. Readers of Parquet folders skip names that begin with _.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ def predict_shards(
 
         mixmatch.predict_shards("runs/photos", "s3://bucket/photos", "classes", ray="auto")
 
-    Begun again after an interruption, finished shards are skipped. A file that cannot be read has a row that says why.
-    Files are named by their full paths, each once. The list of files is made once: those that are added later are for
-    another folder.
+    After an interruption, the same call skips finished shards. A file that cannot be read has a row that says why.
+    Files are named by their full paths, each once. The list of files is made once: files added later need another
+    folder.
 
     Args:
         run: a run folder, a model.safetensors file, or a classifier from `mixmatch.load`.

@@ -54,7 +54,7 @@ def label(
 ) -> None:
     """Answer queries by the teachers' noisy vote, within a budget. -1 means refused.
 
-    What is spent is kept in a ledger beside the votes. Run again to resume after an interruption, or with more queries:
+    Charges are recorded in a ledger next to the votes. Run again to resume after an interruption, or with more queries:
     queries already answered keep their answers and cost nothing.
 
     Examples:

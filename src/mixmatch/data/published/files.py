@@ -1,4 +1,4 @@
-"""Published data files: where they lie, how they get there, and whether they are what their authors published."""
+"""Published data files: where they are, how they are downloaded, and whether they are what their authors published."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class Published:
-    """One file as its authors publish it. An optional one is taken along but never a reason to download."""
+    """One file as its authors publish it. An optional one is downloaded with others, but never a reason to download."""
 
     path: str
     """Relative to the data folder."""
@@ -63,7 +63,7 @@ Layout = tuple[Published, ...]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What lies in the data folder in the place of a published file."""
+    """What the data folder has in the place of a published file."""
 
     file: Published
     md5: str | None

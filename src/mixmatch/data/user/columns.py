@@ -1,4 +1,4 @@
-"""A table, its columns kept small: names as numbers into a list of the different ones, numbers out of memory until
+"""A table with compact columns: text as indices into a list of the distinct values, numbers out of memory until
 they are needed."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Matrix = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "#n/a"})
-"""What means that there is no value, in any case."""
+"""What stands for a missing value, in upper or lower case."""
 
 IN_MEMORY = 16 << 20
 """Bytes of numbers that are kept in memory; more of them go to a temporary file."""
@@ -42,7 +42,7 @@ def is_number(value: str) -> bool:
 
 
 class Names(Sequence[str]):
-    """Text, row by row. Each different one is there once: a million rows of fifty cities take four megabytes."""
+    """Text, row by row. Each distinct value is stored once: a million rows of fifty cities take four megabytes."""
 
     def __init__(self, values: Sequence[str], codes: npt.NDArray[np.int32]) -> None:
         self.values, self.codes = values, codes
@@ -62,14 +62,14 @@ class Names(Sequence[str]):
         return map(self.values.__getitem__, self.codes.tolist())
 
     def counts(self) -> Counter[str]:
-        """How often there is each, in the order they first come in."""
+        """How often each occurs, in the order of first occurrence."""
         used, first, numbers = np.unique(self.codes, return_index=True, return_counts=True)
         order = np.argsort(first)
         pairs = zip(used[order].tolist(), numbers[order].tolist(), strict=True)
         return Counter({self.values[code]: n for code, n in pairs})
 
     def each(self, function: Callable[[str], Any], kind: Any) -> npt.NDArray[Any]:
-        """A function of every row, called once for each different text."""
+        """A function of every row, called once for each distinct text."""
         used = np.unique(self.codes)
         result = np.zeros(len(self.values), kind)
         result[used] = [function(self.values[code]) for code in used.tolist()]
@@ -117,7 +117,7 @@ class NamesBuilder:
 
 
 def as_column(values: Any) -> Names | Matrix:
-    """A column of any kind, of a list or a table of another library: text, or numbers if it has a type of numbers."""
+    """A column of a list or of another library's table: numbers if it has a numeric type, else text."""
     if isinstance(values, Names):
         return values
     if not isinstance(values, list | tuple | np.ndarray):

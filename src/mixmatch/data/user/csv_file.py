@@ -2,7 +2,7 @@
 
 Python's parses everything. pyarrow's is several times faster; where it is installed, it gets the pieces of a file that
 leave no room for interpretation: no quotes, no rows that are empty or of another length, numbers in the columns of
-numbers. Whatever it does not like goes to the other, and what that says is what counts.
+numbers. Whatever it rejects goes to the other, whose result counts.
 """
 
 from __future__ import annotations

@@ -29,10 +29,10 @@ MOST_CATEGORIES = 50
 """Categories of one column that get a feature of their own; rarer ones share one."""
 
 LARGEST = 1e30
-"""Standard deviations from the mean that a feature may be: what a network makes of more need not be a number."""
+"""Standard deviations from the mean that a feature may be: beyond, a network's outputs may overflow."""
 
 EVERY_ROW = 10
-"""Rows from which on names that are all different are taken for identifiers, not for categories."""
+"""The number of rows from which on names that are all different are taken for identifiers, not for categories."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def _median(values: Matrix) -> float:
 
 
 def _mean_and_deviation(values: Matrix) -> tuple[float, float]:
-    """Also of numbers so large that their sum, or that of their squares, is none."""
+    """Also for numbers so large that their sum, or that of their squares, overflows."""
     with np.errstate(over="ignore", invalid="ignore"):
         mean, std = float(values.mean()), float(values.std())
     if np.isfinite([mean, std]).all() or not np.isfinite(values).all():
@@ -253,8 +253,8 @@ def _mean_and_deviation(values: Matrix) -> tuple[float, float]:
 
 
 def standardized(numbers: Matrix, median: Any, mean: Any, std: Any, what: str) -> Matrix:
-    """Numbers as features, the median where they are missing. A network makes no number of what is larger than
-    `LARGEST`, so that is refused."""
+    """Numbers as features, the median where they are missing. Values above `LARGEST` may overflow in a network, so they
+    are refused."""
     with np.errstate(over="ignore"):
         out: Matrix = (np.where(np.isnan(numbers), median, numbers) - mean) / std
     too_large = ~(np.abs(out) <= LARGEST)
@@ -324,7 +324,7 @@ def _category(value: str) -> str:
 
 
 def _row_number(name: str, numbers: Matrix) -> Finding | None:
-    """Sorted by class, as tables often are, the number of a row gives its class away, also once they are shuffled."""
+    """In a table sorted by class, as many are, the number of a row reveals its class, even after shuffling."""
     if len(numbers) < 20 or not (numbers == np.rint(numbers)).all() or len(np.unique(numbers)) < len(numbers):
         return None
     steps = np.diff(numbers)

@@ -171,7 +171,7 @@ def assemble(folder: Listed, decoded: DecodedFolder) -> UserData:
 
 
 def _explained(message: str, findings: Iterable[Finding]) -> MixMatchError:
-    """An error that also names what could not be read: it may be the reason."""
+    """An error that also names the unreadable files: they may be the reason."""
     kinds = ("unreadable-folder", "unreadable", "too-large")
     return MixMatchError("; ".join([message, *(found.message for found in findings if found.kind in kinds)]))
 

@@ -37,7 +37,7 @@ MAX_PIXELS = 100_000_000
 """A larger image is taken for a decompression bomb: a small file that fills the memory."""
 
 MAX_SIDE = 1_000_000
-"""Of longer rows Pillow copies the beginning over and over: a file of 100 MB takes minutes."""
+"""With longer rows, Pillow copies the beginning over and over: a file of 100 MB takes minutes."""
 
 LARGE = 16_000_000
 """Pixels beyond which images are decoded one at a time, so that many cores do not hold many of them at once."""
@@ -74,7 +74,7 @@ class ImageTooLarge(UnreadableImage):
 
 @dataclass(frozen=True)
 class Header:
-    """What an image file says of itself before it is decoded."""
+    """What an image file's header says before it is decoded."""
 
     width: int
     height: int
@@ -228,8 +228,8 @@ def decode_all(
     cache: Path,
     progress: Callback | None = None,
 ) -> DecodedFolder:
-    """The images of these files, in order, memory-mapped from the cache, which is filled first if it has to be. What
-    was decoded before is copied, so a user who labels a few more images waits for those images only."""
+    """The images of these files, in order, memory-mapped from the cache, which is filled first if it has to be. Images
+    decoded before are copied, so a user who labels a few more images waits only for those."""
     family = f"own-{digest(str(root.resolve()))[:8]}-{image_size or 'auto'}-{channels or 'auto'}"
     path = cache / f"{family}-{digest(json.dumps([CACHE_FORMAT, image_size, channels, identities]))}.npy"
     if (decoded := _cached(path)) is not None and decoded.identities == identities:

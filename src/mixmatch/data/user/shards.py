@@ -47,7 +47,7 @@ AGAIN = "the same mixmatch data shard command continues it"
 
 
 class Order(NamedTuple):
-    """What it takes to decode a shard, but for its list of files. It can be sent to another process."""
+    """Everything needed to decode a shard except its list of files. It can be sent to another process."""
 
     out: str
     root: str
@@ -127,7 +127,7 @@ def decode_shard(order: Order, number: int, workers: int = 1) -> Tally:
 
 
 def finish(out: Path, shards: int) -> None:
-    """When all shards are there: their hashes, which make the folder whole. It is none without an image."""
+    """When all shards are there: write their hashes, which completes the folder. Without any image it is an error."""
     about = _load(out / INDEX)
     lists = [_load(_list(out, number)) for number in range(shards)]
     if about is None or any(content is None or "sha256" not in content for content in lists):

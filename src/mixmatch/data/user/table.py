@@ -105,8 +105,8 @@ def read_table(
     Args:
         label_column: the class of each row; empty means unlabeled.
         part_column: "train" (or empty) or "test" for each row; without it there are no test rows.
-        id_column: what rows are called, instead of by their line; no feature.
-        ignore: columns that are no features.
+        id_column: a column that names rows, instead of their line; not a feature.
+        ignore: columns that are not features.
     """
     given = {name for name in (label_column, part_column, id_column) if name is not None}
     table = read_rows(path, given)
@@ -161,7 +161,7 @@ def read_labeled_table(
 
 
 def row_names(table: Table, id_column: str | None = None, before: str = "") -> Sequence[str]:
-    """What rows are called: by a column, or where that is empty by where they are in the file."""
+    """The names of rows: from a column or, where that is empty, from their place in the file."""
     places = Places(f"{before}{'row' if isinstance(table.lines, range) else 'line'} ", table.lines)
     if id_column is None:
         return places

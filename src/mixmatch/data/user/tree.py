@@ -54,7 +54,7 @@ class Tree:
 def scan(root: Path, found: Callable[[Entry], bool] | None = None) -> Tree:
     """The image files below `root`, following links, each real folder once; hidden files are skipped.
 
-    `found` is called with each as it is found, for who does not want to wait for the last of 100,000; where it says
+    `found` is called with each at once, for callers that do not want to wait for the last of 100,000; if it returns
     False, the image is left out.
     """
     if not root.exists():
@@ -101,7 +101,7 @@ def scan(root: Path, found: Callable[[Entry], bool] | None = None) -> Tree:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder is not a person's own: what systems hide, or leave behind.
+    """Whether a file or folder was not made by a person: what systems hide, or leave behind.
 
     >>> is_hidden("._cat.jpg"), is_hidden("__MACOSX"), is_hidden("cat.jpg")
     (True, True, False)
