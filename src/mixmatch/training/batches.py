@@ -43,8 +43,8 @@ class Batches:
         self._unlabeled = Sampler(max(len(split.unlabeled), 1), count, seed, "unlabeled")
 
     def draw(self, step: int, group: int = 0) -> Draws:
-        """Everything random of a group of a step: which rows, how they are augmented, and what the method needs. As the
-        draws of a run whose steps are the groups, in their order."""
+        """All random draws for a group of a step: which rows, how they are augmented, and what the method needs. They
+        are the draws of a run whose steps are the groups, in their order."""
         draws = self._draw(step * self.settings.groups + group)
         draws["step"] = np.array(step, np.float32)
         return draws
@@ -93,7 +93,8 @@ class Batches:
         return chunk
 
     def inputs(self, chunk: Tensors, i: int, step: int) -> dict[str, Tensor]:
-        """What a step needs beside its draws: rows that are not on the device, and noise if the method wants any."""
+        """What a step needs in addition to its draws: rows that are not on the device, and noise if the method wants
+        any."""
         inputs: dict[str, Tensor] = {}
         for group in self._groups:
             prefix = self.prefix(group)
@@ -125,6 +126,5 @@ class Batches:
         return x, u, draws
 
     def prefix(self, group: int) -> str:
-        """What the names of a group's tensors begin with among those of a step: nothing, if it is this process's only
-        one."""
+        """The prefix of a group's tensors among those of a step: empty, if it is this process's only group."""
         return f"{group}/" if len(self._groups) > 1 else ""

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there at all. Plain tensors and JSON, never a pickle, so a stranger's run is safe to open.
+"""Checkpoints: complete or absent. Plain tensors and JSON, never a pickle, so a stranger's run is safe to open.
 
 A checkpoint is a folder `step-00001024` of safetensors files (weights, moving average, optimizer, the method's state if
 it has any) and a `state.json` with the rest and the hashes of all. It is written under a temporary name, flushed to
@@ -45,7 +45,7 @@ class Checkpoint:
 
 
 class Damaged(Exception):
-    """A checkpoint that cannot be trusted; the message says which file and why."""
+    """A damaged checkpoint; the message says which file and why."""
 
 
 def name_of(step: int) -> str:

@@ -1,4 +1,4 @@
-"""What `train` learns from if nothing is said about a person's images: what is likely best here in ten minutes.
+"""What `train` learns from by default for a user's images: what is likely best here in ten minutes.
 
 On a GPU a network learns from the pixels. A CPU is too slow for that, so a small network learns from frozen features:
 those of a pretrained network if its weights are on this machine already, else the basic ones, which need none.

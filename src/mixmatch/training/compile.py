@@ -1,4 +1,4 @@
-"""A step's loss, compiled: one function of tensors that all runs share which differ only in their data and seed."""
+"""A step's loss, compiled: one function of tensors, shared by all runs that differ only in their data and seed."""
 
 from __future__ import annotations
 

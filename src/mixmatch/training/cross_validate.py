@@ -35,7 +35,7 @@ FILE = "cross_validation.json"
 
 @dataclass(frozen=True)
 class OutOfFold:
-    """Labeled rows, and what models predict that were trained without them. All arrays have an entry per row."""
+    """Labeled rows, and the predictions of models trained without them. All arrays have an entry per row."""
 
     folds: int
     rows: Ints
@@ -115,7 +115,7 @@ def cross_validate(
 
 
 def possible_folds(data: Data, *, by_name: bool) -> int:
-    """How many models it takes; refused where there is nothing to leave out, or no way to begin anew.
+    """How many models it takes; refused if there is nothing to leave out, or the network cannot be rebuilt.
 
     Args:
         by_name: whether the network is built by name.
@@ -129,7 +129,7 @@ def possible_folds(data: Data, *, by_name: bool) -> int:
 
 
 def load_cross_validation(folder: Path, data: Data) -> OutOfFold | None:
-    """What `cross_validate` has kept in a run folder; None if there is none, or not of all folds or of other data."""
+    """What `cross_validate` has kept in a run folder; None if it is missing, lacks folds, or is of other data."""
     content = _read(folder / FILE)
     if content is None or content["split"] != data.split.hash:
         return None

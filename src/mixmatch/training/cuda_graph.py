@@ -42,8 +42,8 @@ class GraphedStep:
         note: receives a message if the step cannot be captured; then it is called as it is.
         device, stream: where the step runs.
         chunk: the most steps whose draws are loaded at once.
-        anywhere: whether what is true here, or is not, is true in any process of this run. A step that one of them
-            cannot capture is captured by none.
+        anywhere: whether a flag of this process is set in any process of this run. A step that one of them cannot
+            capture is captured by none.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Damage is found, never believed: hashes of what a run has written.
+"""Damage is found by hashes of what a run has written.
 
-The record of a finished run, result.json, holds the hashes of its model, of its metrics and of itself. Folders that an
-earlier version wrote have none, and are read as they are.
+The record of a finished run, result.json, holds the hashes of its model, of its metrics and of itself. Folders written
+by earlier versions have none, and are read unchecked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def sealed(record: Mapping[str, Any], hashes: Mapping[str, str]) -> dict[str, An
 
 
 def is_whole(record: Mapping[str, Any]) -> bool:
-    """Whether a record is what was written, or has no hash to tell."""
+    """Whether a record is unchanged since it was written, or has no hash to tell."""
     hashes = record.get(HASHES)
     if hashes is None:
         return True

@@ -90,7 +90,8 @@ def has_own_randomness(network: nn.Module) -> bool:
 
 def default_threads(input_shape: Sequence[int], device: torch.device) -> int | None:
     """How many threads to compute with on a CPU: what PyTorch chooses, but one for features, whose steps are so short
-    that threads wait longer for each other than they save (benchmarks/threads.py). None for what drives a GPU."""
+    that threads wait longer for each other than they save (benchmarks/threads.py). None for a process that drives a
+    GPU."""
     if device.type != "cpu":
         return None
     return 1 if len(input_shape) == 1 and "OMP_NUM_THREADS" not in os.environ else torch.get_num_threads()
@@ -143,12 +144,12 @@ def stream_for(owner: object, device: torch.device) -> torch.cuda.Stream:
 
 
 _turn = threading.RLock()
-"""To use PyTorch's generator, which all threads of a process share."""
+"""The right to use PyTorch's generator, which all threads of a process share."""
 
 
 @contextlib.contextmanager
 def own_generator(*devices: torch.device) -> Iterator[None]:
-    """Have PyTorch's generator, on the CPU and on those devices that are GPUs, to oneself; then it is as it was before.
+    """Use PyTorch's generator, on the CPU and on those devices that are GPUs, exclusively; afterwards it is restored.
 
     A training seeds it for initial weights and for layers such as dropout. Two trainings in two threads would draw from
     each other's numbers, so the second waits for the first: both end as they would have ended alone.

@@ -22,7 +22,7 @@ REPORTED = 20
 """The paper reports the median over this many last evaluations."""
 
 LEAST_VALID = 50
-"""Validation rows it takes for their error to be shown beside that on test rows: of fewer, a single row is more than 2
+"""Validation rows needed for their error to be shown next to that on test rows: with fewer, a single row is more than 2
 points."""
 
 
@@ -39,7 +39,7 @@ ROWS, VALUES = 1024, 1024 * 32 * 32 * 3
 
 
 def piece_rows(shape: Sequence[int], device: torch.device) -> int:
-    """How many rows of a shape a device gets at once."""
+    """How many rows of a shape are sent to a device at once."""
     if device.type == "cpu":
         return 64  # small pieces stay in a processor's cache
     return max(1, min(ROWS, VALUES // max(1, math.prod(shape))))

@@ -1,4 +1,4 @@
-"""A run to do: in plain values, and with what only this process has."""
+"""A run to do: in plain values, and with the objects of this process."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ class Job:
 
 @dataclass
 class Work:
-    """A job, and what it is done with where that is not what its settings name."""
+    """A job, and the objects it uses in place of what its settings name."""
 
     job: Job
     data: Data | Callable[[Settings], Data] | None = None
-    """Data that is open already, or how to open it."""
+    """Data that is already open, or a function that opens it."""
     reads_again: bool = False
-    """Whether another process can open the same data by the job alone."""
+    """Whether another process can open the same data from the job alone."""
     network: nn.Module | None = None
     method: Method | None = None
     reporter: progress.Reporter | None = None
     also: tuple[progress.Reporter, ...] = ()
-    """Who else follows this run, and no other that comes with it."""
+    """Observers of this run, but not of the runs that come with it."""
     note: str = ""
     """What to say when the run begins."""
     shared: bool = False

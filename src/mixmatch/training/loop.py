@@ -1,5 +1,5 @@
-"""The training loop: decide what is due, then do it, so that a run stopped at any moment resumes to the very result it
-would have had."""
+"""The training loop: decide what is due, then do it, so that a run stopped at any moment resumes to exactly the result
+it would have had."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from mixmatch.training.trainer import CHUNK, NotFinite, Trainer
 from mixmatch.training.watch import Watch
 
 CHECKPOINT_SECONDS = 60.0
-"""How much work may be lost to a crash, if nothing else is asked for."""
+"""How much work may be lost to a crash, by default."""
 
 PAUSE_SECONDS = 1.0
 """How long the progress bar and a save that is due wait for steps on a CPU. A GPU takes a whole chunk in less."""
 
 
 NOT_FINITE = "the loss was not finite"
-"""How the error begins that says so."""
+"""The beginning of the error that reports it."""
 
 
 def evaluation_due(step: int, total: int, every: int, evaluated_at: int) -> bool:
@@ -43,12 +43,12 @@ def save_due(step: int, total: int, every: int | None, saved_at: int, seconds: f
 
 
 def next_pause(step: int, total: int, most: int, *every: int | None) -> int:
-    """The step up to which there is nothing to do but steps, at `most` so many."""
+    """The step up to which nothing else is due, at `most` steps ahead."""
     return min(total, step + most, *(n * (step // n + 1) for n in every if n is not None))
 
 
 def steps_until_pause(steps: int, seconds: float) -> int:
-    """How many steps to take until the next pause, if the last ones took so long.
+    """How many steps to take until the next pause, given how long the last ones took.
 
     >>> [steps_until_pause(*last) for last in ((1, 0.9), (32, 28.0), (4, 0.5), (32, 0.1))]
     [1, 1, 8, 32]
@@ -57,7 +57,7 @@ def steps_until_pause(steps: int, seconds: float) -> int:
 
 
 class Loop:
-    """One run on its way: `turns` trains it to the end, pausing after every few steps so that runs can take turns."""
+    """A run in progress: `turns` trains it to the end, pausing after every few steps so that runs can take turns."""
 
     def __init__(
         self,
@@ -89,11 +89,11 @@ class Loop:
 
     @property
     def seconds(self) -> float:
-        """What the run has taken, all sittings together."""
+        """The time the run has taken, over all sessions."""
         return self._earlier + time.monotonic() - self._began
 
     def turns(self) -> Generator[None, None, float]:
-        """Train to the end, evaluating and saving on the way; returns the seconds it took, all sittings together.
+        """Train to the end, evaluating and saving on the way; returns the seconds it took, over all sessions.
 
         A resumed run enters at the top, so an evaluation that was cut short is done again.
         """
@@ -128,7 +128,7 @@ class Loop:
             self.reporter.close()
 
     def _agreed(self, number: float) -> float:
-        """What the leading process says: all decide by its clock."""
+        """The leading process's answer: all decide by its clock."""
         return self.world.numbers(number)[0]
 
     def _advance(self) -> None:

@@ -79,7 +79,7 @@ class Forward:
         stats: Stats = "batch",
         with_heads: Sequence[str] = (),
     ) -> list[Tensor] | None:
-        """What `methods.base.forward_each` gives, at once by kernels; None where they cannot."""
+        """What `methods.base.forward_each` returns, by kernels at once; None if they cannot."""
         if stats == "running" or not self._can_fuse(batches):
             return None
         return self._fused(batches, weights, stats, with_heads=with_heads)[1]
@@ -92,7 +92,7 @@ class Forward:
         with_heads: Sequence[str] = (),
         joint: bool = False,
     ) -> tuple[list[Tensor], list[Tensor]] | None:
-        """What `methods.base.targets_and_logits` gives, at once by kernels; None where they cannot. If `joint`, they
+        """What `methods.base.targets_and_logits` returns, by kernels at once; None if they cannot. If `joint`, they
         leave out the gradients that reach the targets through batch norm's statistics."""
         if self.shape is None or not self._can_fuse(targets, learned):
             return None

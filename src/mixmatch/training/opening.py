@@ -1,4 +1,4 @@
-"""The data that settings name: read, split and embedded; and whether it is still what a run was trained on."""
+"""The data that settings name: read, split and embedded; and whether it has changed since a run was trained on it."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def described(data: Data) -> Record:
 
 
 def changed(before: Record, now: Record) -> str | None:
-    """What of the data is no longer as a run's configuration has it; None if nothing is. Pixels are not compared:
+    """How the data differs from a run's configuration; None if it does not. Pixels are not compared:
     decoders differ from machine to machine."""
     if before["classes"] != now["classes"]:
         return f"classes {', '.join(map(str, before['classes']))} -> {', '.join(now['classes'])}"
@@ -207,7 +207,7 @@ def changed(before: Record, now: Record) -> str | None:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Whether JSON values are the same, numbers as far as two machines agree on a mean."""
+    """Whether JSON values are equal, numbers up to the rounding differences of means between machines."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(_alike(a[name], b[name]) for name in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):

@@ -72,7 +72,7 @@ def optimizer_state(network: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 def load_optimizer_state(
     network: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Tensor], step: int
 ) -> None:
-    """Put what `optimizer_state` gave back. Checkpoints of earlier versions do not say how many steps Adam has taken
+    """Restore what `optimizer_state` returned. Checkpoints of earlier versions do not say how many steps Adam has taken
     for each parameter: then it is `step`."""
     kept: dict[str, dict[str, Tensor]] = {}
     for full, value in state.items():

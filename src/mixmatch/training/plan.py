@@ -84,7 +84,7 @@ def plan(
 
 
 def default_folder(settings: Settings) -> Path:
-    """Where a run goes if nothing else is said."""
+    """The default folder of a run."""
     if is_path(settings.data):
         data = Path(settings.data).resolve().name
     else:  # a Source may have any name

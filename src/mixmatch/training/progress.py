@@ -23,7 +23,7 @@ LOG_SECONDS = 30.0
 LOG_SECONDS_LEAST = 5.0
 
 PACE_SECONDS = 0.01
-"""What took less is no measure: of a run that another process does, all may be seen at once."""
+"""Shorter times are not used: the steps of another process's run may all be seen at once."""
 
 
 class Reporter:
@@ -40,8 +40,8 @@ Quiet = Reporter
 
 
 class Pace:
-    """Steps per second, 0 while that is not known, and seconds left. The first steps, which may have been compiled, are
-    not counted later on."""
+    """Steps per second, 0 while unknown, and seconds left. The first steps, which may include compilation, are not
+    counted later on."""
 
     def __init__(self, step: int, total: int) -> None:
         self.total = total
@@ -151,8 +151,8 @@ class Bars(Progress):
 
 
 class Log(Reporter):
-    """A line per evaluation and one every half minute in between, but not more than one in five seconds. Of the values
-    a line has as many as fit."""
+    """A line per evaluation and one every half minute in between, but not more than one in five seconds. A line has as
+    many values as fit."""
 
     def __init__(self, console: Screen, suffix: str = "") -> None:
         self._console, self._suffix = console, suffix

@@ -27,7 +27,7 @@ class RunRecord(Record):
     """The record of a finished run: a dict that shows itself in a line, or as a table in a notebook."""
 
     def _shown(self) -> dict[str, str]:
-        """What is worth a look. The error is that of the finished model, as the verdict has it if there is one."""
+        """The values worth showing. The error is that of the finished model, as in the verdict if there is one."""
         verdict = self.get("verdict_details")
         error = self.get("last_error") if verdict is None else verdict["error"]
         about = {

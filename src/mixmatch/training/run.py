@@ -84,7 +84,8 @@ class RunFolder:
         return os.path.isfile(self.model)  # noqa: PTH113
 
     def saved_nothing(self) -> bool:
-        """Whether a run was begun here and ended before it had anything to keep, as with an error in its first step."""
+        """Whether a run was started here and ended before it had anything to keep, for example by an error in its first
+        step."""
         if not self.exists():
             return False
         self.config()  # an error if the file is another program's
@@ -95,8 +96,8 @@ class RunFolder:
         return not (others or evaluated or self._checkpoints())
 
     def continues(self, resume: bool) -> bool:
-        """Whether a job in this folder continues what is there. A run that saved nothing is begun again, unless it is
-        to be resumed."""
+        """Whether a job in this folder continues what is there. A run that saved nothing starts over, unless it is to
+        be resumed."""
         return self.exists() and (resume or not self.saved_nothing())
 
     @contextmanager
@@ -127,7 +128,7 @@ class RunFolder:
             os.close(handle)
 
     def cannot_write(self, error: OSError, kept: str = "") -> MixMatchError:
-        """What to say of a write that failed."""
+        """The error for a failed write."""
         if (moved := self._moved()) is not None:
             return moved
         if isinstance(error, NotPlain):
@@ -153,7 +154,7 @@ class RunFolder:
         )
 
     def attempt(self) -> int:
-        """How many times this run was begun or resumed; 0 if an earlier version did it."""
+        """How many times this run was started or resumed; 0 if an earlier version did it."""
         number = self._attempt_file().partition(" ")[0]
         return int(number) if number.isdecimal() else 0
 
@@ -243,7 +244,7 @@ class RunFolder:
         return _without_format(whole)
 
     def finished(self) -> bool:
-        """Whether there is a result, be it damaged."""
+        """Whether there is a result, even a damaged one."""
         return os.path.lexists(self.path / "result.json")
 
     def result(self) -> RunRecord | None:
@@ -270,7 +271,7 @@ class RunFolder:
                 raise self.damaged(name, "it is not what the run wrote")
 
     def damaged(self, name: str, why: str, is_damaged: str = "is damaged") -> MixMatchError:
-        """The error for a file that cannot be used: what still can be, and what to do."""
+        """The error for an unusable file: what can still be used, and what to do."""
         return MixMatchError(f"{self.path / name} {is_damaged} ({why}): {self._way_out(name)}")
 
     def _way_out(self, name: str) -> str:
@@ -411,7 +412,7 @@ class RunFolder:
         return tensors.MOST if parameters is None else 32 * parameters + 2**28
 
     def _forget_end(self) -> None:
-        """Remove what a finished run has: until there is another, its newest checkpoint is its model."""
+        """Remove the results of a finished run: until it has new ones, its newest checkpoint is its model."""
         self.check_attempt()
         (self.path / "result.json").unlink(missing_ok=True)
         if self._checkpoints():
@@ -447,7 +448,7 @@ def _without_format(content: Record) -> RunRecord:
 
 
 def baseline_of(run: Path) -> Path:
-    """Where the run on the labels alone is that belongs to a run."""
+    """The folder of a run's baseline, the run on the labels alone."""
     try:
         refuse_link(run / "baseline")
     except NotPlain as error:

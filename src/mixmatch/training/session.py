@@ -1,4 +1,4 @@
-"""From settings to a record, one corridor: open the data (`opening`), prepare a trainer, run the job in its folder."""
+"""From settings to a record: open the data (`opening`), prepare a trainer, run the job in its folder."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ CUSTOM = "custom:"
 def completed(
     settings: Settings, given: Callable[[str], bool], source: Source, device: torch.device, kind: Kind | None
 ) -> Settings:
-    """The settings with what follows from the data and the device, where it was not given. `kind` is that of user
+    """The settings, completed with what follows from the data and the device. `kind` is that of user
     data."""
     if kind == "images" and source.train.is_images and not given("pad"):
         settings = replace(settings, pad=min(source.image_shape[:2]) // 8)  # as the paper's 4 of 32
@@ -243,7 +243,7 @@ def _running(
 def _leading(
     trainer: Trainer, run: RunFolder, stop: Stop, work: Work, reporter: Reporter, about: Record, began: bool
 ) -> Generator[None, None, RunRecord]:
-    """The part in a run of the process that leads, and holds the folder's lock. `about` is what `config.json` says."""
+    """The leading process's part in a run; it holds the folder's lock. `about` is what `config.json` says."""
     saved, began_with, job = None, None, work.job
     if began:
         saved, began_with = _resume(run, about, job.checkpoint), run.config().get("versions")
@@ -262,7 +262,7 @@ def _leading(
 
 
 def _following(trainer: Trainer, run: RunFolder, stop: Stop, job: Job, began: bool) -> Generator[None, None, RunRecord]:
-    """The part in a run of a process that does not lead: it takes steps, and leaves the folder alone."""
+    """Another process's part in a run: it takes steps, and leaves the folder alone."""
     trainer.world.barrier()  # until the one that leads has locked and prepared the folder
     saved = run.load_checkpoint(job.checkpoint) if began else None
     yield from Loop(trainer, run, progress.Quiet(), stop, saved, job.checkpoint_every).turns()

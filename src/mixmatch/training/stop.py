@@ -1,4 +1,4 @@
-"""Stopping in order: Ctrl-C and SIGTERM are noted, and a run ends at the next moment at which it can be saved."""
+"""Graceful stopping: Ctrl-C and SIGTERM are noted, and a run ends at the next moment at which it can be saved."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Interrupted(Exception):
 
 
 class Stop:
-    """Notes a request to stop (Ctrl-C, SIGTERM) so that the loop can end in order; a second one ends it at once."""
+    """Notes a request to stop (Ctrl-C, SIGTERM) so that the loop can end gracefully; a second one ends it at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None

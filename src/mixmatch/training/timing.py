@@ -1,4 +1,4 @@
-"""What training will take, from a few steps of it: time and memory, measured before anything is begun."""
+"""Estimates of the time and memory that training will take, from a few steps of it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Trial:
     """Bytes: what the process held at its peak, or on CUDA what the device did."""
     device: torch.device
     taken: int = 0
-    """How many steps it is of; 0 if it was worked out from another trial."""
+    """How many steps were measured; 0 if it was derived from another trial."""
 
     @property
     def seconds(self) -> float:
@@ -152,8 +152,8 @@ def measure(
 ) -> Cost:
     """Try the default settings of a method, for `BUDGET` seconds in all.
 
-    Large images are tried small first. If two steps of the usual size do not fit into the time that is left, they are
-    taken to last as much longer as they have more pixels.
+    Large images are tried small first. If two steps of the usual size do not fit into the time that is left, their time
+    is scaled up by the number of pixels.
     """
     began, done = time.perf_counter(), 0
     kind: Kind = "images" if user.is_images else "features"
@@ -220,7 +220,7 @@ def trial(
 
 
 def describe(cost: Cost) -> str:
-    """What the default settings take, in words."""
+    """The cost of the default settings, in words."""
     trial = cost.usual
     step = f"{trial.step:.1f} s" if trial.step >= 1 else f"{1000 * trial.step:.0f} ms"
     how = f"from {trial.taken} steps" if trial.taken else f"from steps with images of {SMALL}x{SMALL} pixels"

@@ -69,7 +69,7 @@ class Trainer:
         world: World | None = None,
     ) -> None:
         """`compile` makes steps faster after a minute of preparation, `graph` (on CUDA) at once. `threads` is how many
-        compute on a CPU, if not as many as PyTorch has. The processes of a `world` share the groups of each step."""
+        compute on a CPU; by default PyTorch's number. The processes of a `world` share the groups of each step."""
         self.settings, self.source, self.split, self.device = settings, source, split, device
         self._threads = threads
         self.world = World() if world is None else world
@@ -329,7 +329,7 @@ class Trainer:
         return {name: values.to(self.device, non_blocking=True) for name, values in pinned.items()}
 
     def _note_setup(self, began: float) -> None:
-        """Say once how long it took to get to full speed."""
+        """Report once how long it took to reach full speed."""
         settled = self._graph.settled if self._graph is not None else self._compiled is not None
         if settled and not self.setup_seconds:
             self.setup_seconds = time.monotonic() - began

@@ -18,10 +18,10 @@ QUIET_STEPS, QUIET_PART = 100, 0.05
 """Steps, and the part of a run, before which one class may take all: the averages have to settle first."""
 
 ONE_CLASS = 0.85
-"""How far the commonest guess may be from its share among the labels (0) to all rows (1)."""
+"""How far the share of the commonest guess may be on the way from its share among the labels (0) to all rows (1)."""
 
 LOST = 0.5
-"""How far the labeled loss may rise from its lowest (0) to that of guessing (1)."""
+"""How far the labeled loss may rise from its minimum (0) towards that of guessing (1)."""
 
 
 class Watch:
@@ -31,12 +31,12 @@ class Watch:
     the labels to 1. With four classes of equal size that is 89 %; where 95 % of the labels are of one class, 99 %. So
     uneven labels alone raise no alarm.
 
-    The labeled loss rises: it is half way back from its lowest to that of guessing, the logarithm of the number of
-    classes. Nothing but the growing weight of the unlabeled loss makes it rise so far. This sign comes first, because
-    the averaged weights, which are the ones that guess here, follow the live ones later.
+    The labeled loss rises: it is halfway from its minimum to that of guessing, the logarithm of the number of classes.
+    Nothing but the growing weight of the unlabeled loss makes it rise so far. This sign comes first, because the
+    averaged weights, which are the ones that guess here, follow the live ones later.
 
-    A sign is reported when it appears, and again only if it was half gone in between. It depends on the records of
-    evaluations alone, so the watch of a resumed run looks at the earlier ones first.
+    A sign is reported when it appears, and again only if it was half gone in between. It depends only on the records of
+    evaluations, so the watch of a resumed run reads the earlier ones first.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""One run over several processes that torchrun started: which of them this is, and what they tell each other.
+"""One run over several processes that torchrun started: which of them this is, and what they exchange.
 
-A step's batch consists of groups (`Settings.groups`); process r of R computes groups r, r + R, ... of each step. What
-the groups give is averaged over all of them, so results do not depend on the number of processes: to the last bit over
-gloo, where it is added in the order of the groups, and up to rounding over NCCL. A process that is alone is a World
-too, with nothing to tell.
+A step's batch consists of groups (`Settings.groups`); process r of R computes groups r, r + R, ... of each step. The
+results of the groups are averaged over all of them, so results do not depend on the number of processes: to the last
+bit over gloo, where it is added in the order of the groups, and up to rounding over NCCL. A single process is a World,
+too, with nothing to exchange.
 """
 
 from __future__ import annotations
