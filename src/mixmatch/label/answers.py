@@ -1,4 +1,4 @@
-"""Requests as they come in, and answers as they go out: limits, checks, JSON, errors."""
+"""Reading requests and writing responses: limits, checks, JSON, errors."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from mixmatch.label.log import DiskFull
 BODY, IMPORT = 8 << 20, 64 << 20
 """Bytes that a request may have."""
 SECONDS = 60
-"""That a body may take to arrive."""
+"""Seconds that a body may take to arrive."""
 WHO = "mixmatch-who"
 ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 ZIP_FROM = 2000
-"""Bytes from which an answer is compressed."""
+"""Responses of at least this many bytes are compressed."""
 
 
 class Malformed(MixMatchError):
@@ -113,7 +113,7 @@ def who_is(request: Request, user: str) -> str:
 
 
 def jpeg_headers(key: str, side: int, *, fresh: bool) -> dict[str, str]:
-    """Of a picture. One whose address names the version it has now never changes there."""
+    """The headers of a picture. If its address names its current version, it never changes there."""
     keep = "private, max-age=31536000, immutable" if fresh else "private, no-cache"
     return {"ETag": f'"{key}-{side}"', "Cache-Control": keep}
 

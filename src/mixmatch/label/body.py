@@ -1,4 +1,4 @@
-"""What a page is answered, as JSON."""
+"""Responses to the page, as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 Body = dict[str, Any]
 
 PIECE = 5000
-"""Values of a column that are written at once."""
+"""How many values of a column are written at once."""
 
 _written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 

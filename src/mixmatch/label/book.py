@@ -1,4 +1,5 @@
-"""The labels of one folder while people work on them: the log on disk, the state it comes to, the listing of pictures.
+"""The labels of one folder while people work on them: the log on disk, the state that results from it, the listing of
+pictures.
 
 Every change goes through `_commit`: made into events, written, on the disk, and only then answered. If it cannot be
 written, the state is read again from the log, as if nothing had been asked.
@@ -61,8 +62,8 @@ class Book:
         self.log.copy_daily(self.clock())
 
     def _read(self) -> None:
-        """The state as the log says it. The number of a line that was set aside is not given again: a page may have
-        seen it."""
+        """The state according to the log. The number of a line that was set aside is not reused: a page may have seen
+        it."""
         self.state = State()
         self.log.read(self._replay)
         self.state.seq = max(self.state.seq, self.log.last)
@@ -75,7 +76,7 @@ class Book:
 
     @property
     def is_new(self) -> bool:
-        """Whether nobody has looked yet for labels that the folder has already."""
+        """Whether the folder has not been searched yet for existing labels."""
         return not self.state.begun
 
     def begin(self) -> None:
@@ -179,8 +180,8 @@ class Book:
             return counts
 
     def _class_names(self, labels: Iterable[str]) -> dict[str, str]:
-        """The class that each label means: one that is there, in any case of letters, or a new one; or the mark that it
-        is. What cannot be the name of a class is refused here, before anything is changed."""
+        """The class that each label means: an existing one, ignoring case, or a new one; or a mark. A label that cannot
+        be the name of a class is refused here, before anything is changed."""
         known: dict[str, str] = {}
         for each in self.state.classes:
             known.setdefault(each.name.casefold(), each.name)
@@ -195,7 +196,7 @@ class Book:
     # ----------------------------------------------------------------------------------------------------- undo, redo
 
     def undo(self, who: str, id: str, *, redo: bool = False) -> dict[str, Any]:
-        """Take back what this person did last, or do it again. Pictures that somebody changed since are left alone."""
+        """Undo or redo this person's last step. Pictures that somebody has changed since are left alone."""
         with self.lock:
             word = "redo" if redo else "undo"
             if id in self.state.answered:
@@ -218,8 +219,8 @@ class Book:
             return done | {"kept": sorted({*step.files} - {*files})}
 
     def _reversal(self, step: Event, *, redo: bool) -> tuple[Event | None, str | None]:
-        """What is done to a class, whatever it is called by now; or why its name is left alone, so that what was done
-        before it can still be undone."""
+        """The change to a class, whatever it is called by now; or why its name is left alone, so that earlier steps can
+        still be undone."""
         action, chosen = step["do" if redo else "reverse"], self.state.classes[step["class"]]
         if action["do"] == "rename":
             keeps = f"class {chosen.name} keeps its name"
@@ -281,7 +282,7 @@ class Book:
         return found
 
     def _free_key(self, key: str, own: str | None = None) -> str:
-        """A key that no other class than `own` has."""
+        """A key that no class other than `own` has."""
         key = _key(key)
         if (other := next((c for c in self.state.classes if c.key == key and c.name != own), None)) is not None:
             raise Refused(f"the key {key} is that of '{other.name}': choose another")
@@ -290,7 +291,7 @@ class Book:
     # ----------------------------------------------------------------------------------------------------------- exam
 
     def draw_exam(self, who: str, id: str, more: int) -> list[str]:
-        """Draw pictures at random among those of which nobody has said anything yet."""
+        """Draw pictures at random among those without any label or mark."""
         with self.lock:
             if id in self.state.answered:
                 return []
@@ -311,7 +312,7 @@ class Book:
     # ----------------------------------------------------------------------------------------------------------- files
 
     def note_contents(self, hashes: Mapping[str, str]) -> None:
-        """Remember what labeled files hold."""
+        """Remember the content of labeled files."""
         with self.lock:
             self._commit([self._event("content", "", files=list(hashes), hashes=list(hashes.values()))])
 
@@ -321,7 +322,7 @@ class Book:
             self._commit([self._event("moved", "", files=list(moves), to=list(moves.values()))])
 
     def history(self, file: str, most: int = 50) -> list[dict[str, Any]]:
-        """What was said of a picture, newest first: read from the log, which has it all."""
+        """The history of a picture, newest first: read from the log, which has all of it."""
         needle = json.dumps(file).encode()
         found: deque[dict[str, Any]] = deque(maxlen=most)
         for line in self.log.content().splitlines():  # also of a log that was removed
@@ -353,7 +354,8 @@ class Book:
         self.changed(self.state.apply(event))
 
     def _commit(self, events: Sequence[Event], *, applied: bool = False) -> None:
-        """Write events, then apply them, or if they had to be `applied` to make the next ones, take that back."""
+        """Write events, then apply them. If they had to be `applied` to make the next ones, that is reverted when
+        writing fails."""
         if not events:
             return
         try:
@@ -391,7 +393,7 @@ def conflicts_of(event: Event) -> list[dict[str, Any]]:
 
 
 def class_name(name: object) -> str:
-    """The name of a class as it is kept, or `Refused`."""
+    """The normalized name of a class, or `Refused`."""
     if not isinstance(name, str):
         raise Refused("a class needs a name")
     name = unicodedata.normalize("NFC", name).strip()

@@ -1,6 +1,6 @@
-"""Labels that may be wrong: those that others like them contradict, and near copies with different labels. No torch.
+"""Labels that may be wrong: those that similar pictures contradict, and near copies with different labels. No torch.
 
-A model repeats the labels it has learned, wrong ones too. So each label is predicted without itself, in two ways: by
+A model repeats the labels it has learned, wrong ones too. So each label is predicted without using it, in two ways: by
 the labels of its ten nearest neighbors, and by logistic regressions over five folds, each on the other four. Their
 geometric mean is about as precise as the better of the two, or more so (`benchmarks/label_check.py`).
 """
@@ -29,9 +29,9 @@ LEAST = 5
 MOST_LABELS = 20_000
 """Labels that are checked, drawn at random where there are more: what keeps the time to a minute."""
 WARMTH, FLOOR = 0.1, 1e-3
-"""Neighbors count by exp(cosine / 0.1); what a class without any neighbor gets."""
+"""Neighbors are weighted by exp(cosine / 0.1); and the probability of a class without any neighbor."""
 SHARE = 0.1
-"""Of all labels, the most that are listed: where more are contradicted, it is what contradicts them that is weak."""
+"""The largest share of the labels that is listed: if more are contradicted, the predictions are what is weak."""
 
 NEAR = 0.2
 """How far apart the fingerprints of near copies are at most, as a share of their contrast."""
@@ -71,7 +71,7 @@ def suspects(
 ) -> list[Suspect]:
     """Labels that may be wrong, most suspect first; none where too little is known to doubt any.
 
-    A label is suspect if another class is at least as probable as that class usually is where it is the label
+    A label is suspect if another class is at least as probable as it is on average for rows labeled with it
     (`measure.suspect_labels`). Classes with fewer than five labels are left out.
 
     Args:
@@ -166,7 +166,8 @@ def near_copies(fingerprints: npt.NDArray[np.uint8], rows: Ints | None = None) -
     if len(rows) < 2:
         return []
     units = np.concatenate([_contrasts(fingerprints[rows[i : i + 4096]]) for i in range(0, len(rows), 4096)])
-    # Orthogonal directions: what is near in all is near in these, so none is missed, and a tree finds them fast.
+    # Orthogonal directions: pictures that are near in all are near in these, so none is missed, and a tree finds them
+    # fast.
     sample = units[generator(0, "near copies", 0).permutation(len(units))[:2000]]
     directions = np.linalg.svd(sample - sample.mean(axis=0), full_matrices=False)[2][:DIRECTIONS]
     places = units @ directions.T

@@ -1,4 +1,4 @@
-"""By what pictures are compared, as the user chooses."""
+"""The features that pictures are compared by, as the user chooses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Choice(NamedTuple):
     weights: Path | None = None
 
     def check(self) -> None:
-        """Refuse what cannot work, before anything starts. That a model is there is known once it is loaded."""
+        """Refuse what cannot work, before anything starts. Whether a model exists is known only once it is loaded."""
         is_timm = self.features.startswith(TIMM) and self.features != TIMM
         if not is_timm and self.features not in (RUN, PIXELS, BASIC):
             raise unknown("features", self.features, [RUN, PIXELS, BASIC, f"{TIMM}NAME"])

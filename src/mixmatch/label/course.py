@@ -1,4 +1,4 @@
-"""What a training is asked for, checked, and how it goes, read from the files that it writes."""
+"""The options of a training, checked, and its progress, read from the files that it writes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OPTION_VALUE = re.compile(r"[\w.:+-]{1,80}")
 
 
 def checked(asked: Mapping[str, Any]) -> Body:
-    """What of a request a training takes, or `Refused`."""
+    """The options of a training in a request, or `Refused`."""
     found: Body = {}
     if (method := asked.get("method")) is not None:
         if not isinstance(method, str) or not METHOD.fullmatch(method):
@@ -68,8 +68,8 @@ def checked_auto(asked: Mapping[str, Any]) -> Body:
 
 
 def checked_about(path: Path) -> Body | None:
-    """What is kept of a training; None if it makes no sense. The folder may have come from anyone, and what it says
-    becomes a command."""
+    """The stored description of a training; None if it makes no sense. The folder may have come from anyone, and its
+    content becomes a command."""
     try:
         about = read_json(path)
         checked(about)
@@ -103,7 +103,7 @@ _KEPT: dict[str, Callable[[Any], bool]] = {
     "error": lambda error: type(error) in TEXT_OR_NONE,
     "exam": _is_exam,
 }
-"""What is there from some moment on."""
+"""What exists from some moment on."""
 
 
 def check_enough(pictures: list[Labeled]) -> None:
@@ -130,7 +130,7 @@ _STEP = re.compile(rb"step ([\d,]+)/[\d,]+")
 
 
 def last_step(output: Path, metrics: Path) -> int:
-    """The last step that the output or the metrics speak of."""
+    """The last step that the output or the metrics mention."""
     step = 0
     with suppress(OSError, ValueError):
         if found := _STEP.findall(read_plain(output, MOST)):

@@ -1,7 +1,7 @@
 """A program that makes small JPEGs of image files, for a server that must not decode files of unknown origin itself.
 
 It says "ready", then reads one JSON list `[path, side]` per line from standard input and answers each with a line of
-JSON and the bytes of the JPEG. A file that takes too long, or too much memory, costs this process and not the server.
+JSON and the bytes of the JPEG. A file that takes too long, or too much memory, ends this process and not the server.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def small_jpeg(path: Path, side: int) -> bytes:
 
 
 def answer(path: Path, side: int) -> tuple[dict[str, object], bytes]:
-    """What to say about a file: a JPEG, or with `side` 0 its width and height, or why it cannot be shown."""
+    """The response for a file: a JPEG, or with `side` 0 its width and height, or why it cannot be shown."""
     try:
         if side:
             return {}, small_jpeg(path, side)

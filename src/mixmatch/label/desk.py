@@ -1,5 +1,5 @@
-"""One folder on the desk: its book, what the page sees of it, its pictures, and what is done in the background, such as
-looking for files, keeping labels.csv and remembering what labeled files hold."""
+"""One folder being labeled: its book, what the page sees of it, its pictures, and the background work, such as looking
+for files, writing labels.csv and remembering the content of labeled files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from mixmatch.text import count, listed, printable
 PAUSE = 1.0
 """Seconds between two writes of labels.csv."""
 IN_SIGHT = 200
-"""Pictures whose identities are kept for the first page of the next start."""
+"""How many pictures' identities are kept for the first page of the next start."""
 CHUNK = 500
 """Files that are taken into the listing at once while it is scanned."""
 FIRST_SECONDS = 1.5
@@ -76,7 +76,7 @@ class Desk:
             self.view.notes[f"log-{i}-{digest(note)}"] = note
 
     def start(self) -> None:
-        """Begin to look for files, and whatever else is done in the background."""
+        """Begin to look for files, and all other background work."""
         self.view.scanning = True
         self.pictures.prepare()
         for thread in self._threads:
@@ -121,7 +121,7 @@ class Desk:
         )
 
     def check(self, shown: FirstPage) -> None:
-        """Where a page was shown anything else than what the log says, pages read everything anew."""
+        """If a page was shown anything that differs from the log, pages read everything again."""
         with self.book.lock:
             if shown.content != self.view.digest() or shown.state["seq"] != self.book.state.seq:
                 self.book.listing.changes += 1
@@ -145,7 +145,7 @@ class Desk:
             raise
 
     def about(self, n: int) -> Body:
-        """What is known of one picture."""
+        """All information about one picture."""
         with self.book.lock:
             book, state = self.book, self.book.state
             file = book.listing.files[n]
@@ -232,7 +232,7 @@ class Desk:
                 listing.save(self.home)
 
     def _first_start(self, tree: Tree) -> None:
-        """Take over the labels that the folder has already."""
+        """Import the labels that the folder already has."""
         try:
             note = take_over(self.book, self.user, tree)
         except MixMatchError as error:
@@ -242,7 +242,7 @@ class Desk:
             self.view.notes["takeover"] = note
 
     def _find_moved(self) -> None:
-        """Labeled files that are gone may be there under another name."""
+        """Labeled files that are gone may exist under another name."""
         listing, state = self.book.listing, self.book.state
         lost: dict[tuple[int, str], str] = {}
         for file, known in state.contents.items():
@@ -320,7 +320,7 @@ class Desk:
                     task()
 
     def _remember_contents(self) -> None:
-        """Remember what labeled files hold, so that they are found again when they have moved."""
+        """Remember the content of labeled files, so that they are found again when they have moved."""
         with self.book.lock:
             state, listing = self.book.state, self.book.listing
             if self.book.disk is not None or state.changed_at == self._remembered:

@@ -1,5 +1,5 @@
-"""What an event of the log may be. A log may come from anyone: a line that no page has written is found here, before
-anything is changed by it."""
+"""Which events of the log are valid. A log may come from anyone: a line that no page could have written is found here,
+before it changes anything."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from operator import itemgetter
 from typing import Any
 
 LARGEST = 2**53
-"""Beyond it a page cannot count."""
+"""Numbers above it are not exact in JavaScript."""
 
 TEXT: frozenset[type] = frozenset({str})
 TEXT_OR_NONE: frozenset[type] = frozenset({str, type(None)})
 
 FEW = 8
-"""Names that are looked at one by one."""
+"""Names that are checked one by one."""
 
 
 def inside(file: object) -> bool:

@@ -1,4 +1,4 @@
-"""Labels from elsewhere and for elsewhere: folders per class, CSV files for `--labels-file`, Label Studio's JSON."""
+"""Import and export of labels: folders per class, CSV files for `--labels-file`, Label Studio's JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mixmatch.text import count, csv_text, from_cell, listed
 
 CSV_NAME = "labels.csv"
 MOST_CSV = 2**29
-"""Bytes of such a file that is taken over."""
+"""Bytes of such a file, at most."""
 RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 """Names that Windows keeps for itself."""
 
@@ -261,11 +261,9 @@ def read_folders(tree: Tree) -> tuple[dict[str, list[str]], list[str]]:
 
 
 def take_over(book: Book, who: str, tree: Tree) -> str:
-    """Take over the labels a folder has at the first start: those of its labels.csv, else what folders say. Returns
-    what was done, in words.
-
-    Where every picture lies in some folder, none would be left to label: then the folders may as well be years or
-    cameras, and nothing is taken before somebody asks for it.
+    """Import the labels a folder has at the first start: those of its labels.csv, else those of its folders. Returns
+    what was done, in words. If every picture is in some folder, none would be left to label: then the folders may as
+    well be years or cameras, and nothing is imported until somebody asks for it.
     """
     if (path := book.root / CSV_NAME).is_file():
         try:

@@ -1,4 +1,4 @@
-"""A cheap embedding of pictures by their pixels, to tell groups of like ones apart before there is a model.
+"""A cheap embedding of pictures by their pixels, to find groups of similar ones before there is a model.
 
 Each picture is brought to 32x32. Where its edges are and in which direction (histograms of gradients), and its colors
 over a grid, are 372 numbers; the 64 directions in which the folder's pictures differ most are kept, and the large ones
@@ -31,16 +31,16 @@ Floats = npt.NDArray[np.floating[Any]]
 
 SIDE, CELLS, ANGLES, GRID = 32, 4, 9, 4
 SIZE = 64
-"""Numbers per picture that are kept."""
+"""How many numbers per picture are kept."""
 COLOR = 0.5
-"""What colors count beside edges (`benchmarks/label_check.py --features`)."""
+"""The weight of colors relative to edges (`benchmarks/label_check.py --features`)."""
 FINGERPRINT = 16 * 16 + 2 * 4 * 4
 
 SAMPLE = 4096
 """Pictures, drawn at random, that decide which directions are kept."""
 PIECE = 256
 SAVE_EVERY = 20_000
-"""Pictures after which what was computed is saved, so that stopping loses little."""
+"""Features are saved after this many pictures, so that stopping loses little."""
 FORMAT = 1
 
 Callback = Callable[[int, int], None]

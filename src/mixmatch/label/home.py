@@ -1,5 +1,5 @@
-"""Where the labels of a folder are kept, who holds them, and the token that lets a page in. Imports nothing large: a
-server starts with it."""
+"""Where the labels of a folder are kept, which process holds them, and the token that admits a page. Imports nothing
+large: a server starts with it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def home_of(root: Path) -> Path:
 
 
 def note_of(root: Path, home: Path) -> str | None:
-    """What to say of where the labels are kept, if that is not where one would look for them."""
+    """A message about where the labels are kept, if that is not where one would look for them."""
     beside, apart = root / HIDDEN, _apart(root)
     if home == apart:
         if not os.access(root, os.W_OK):

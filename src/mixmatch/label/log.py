@@ -34,7 +34,8 @@ MOST = 2**30
 """Bytes of a log that is read: some millions of labels. So it never has more lines, and no event's number is further
 ahead of its line: what is read back, whoever wrote it, leaves room for all numbers that follow."""
 TOGETHER = 50
-"""Lines that are looked at at once: few enough that what they hold is still at hand when it is used."""
+"""Lines that are parsed at once: few enough that their objects are still in the processor's cache when they are
+used."""
 DAYS = 7
 """Daily copies of the log that are kept."""
 
@@ -49,7 +50,7 @@ class Log:
     def __init__(self, folder: Path) -> None:
         self.path, self.folder = folder / NAME, folder
         self.notes: list[str] = []
-        """What was found damaged, one line each."""
+        """The damage that was found, one line each."""
         self.last = 0
         """The highest number of an event, also of one that could not be used."""
         self._copied = ""

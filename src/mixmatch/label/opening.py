@@ -1,9 +1,9 @@
-"""What a page asks for first, as the last server of the folder left it: shown at once, while the labels are read.
+"""The first responses to a page, as the last server of the folder left them: shown at once, while the labels are read.
 
 Reading the labels of 100,000 pictures takes a second, with all that has to be imported for it. So a server that stops
-keeps what the next page will ask for first. It is only ever shown. What is signed with another token is not believed,
-nor what belongs to another log; whatever changes something waits until the log itself is read; and where that says
-anything else, pages read everything anew.
+keeps what the next page will ask for first. It is only shown. It is not used if it is signed with another token or
+belongs to another log; any change waits until the log itself has been read; and if that differs, pages read everything
+again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOST = 1 << 28
 
 
 class FirstPage(NamedTuple):
-    """What a page is shown before anything is read."""
+    """What a page shows before the log has been read."""
 
     log: list[int]
     """Size and time of change of the log that it belongs to."""
@@ -101,7 +101,7 @@ class Opening:
         await target(scope, receive, send)
 
     async def _late(self) -> ASGIApp:
-        """The real application once it is there; or why it will not be."""
+        """The real application once it is ready; or why it will not be."""
         self.wanted.set()
         while self.app is None:
             if self.failed:

@@ -1,4 +1,4 @@
-"""What every request has to pass before anything else looks at it, and what every answer carries.
+"""The checks that every request must pass before anything else, and the headers of every response.
 
 A page on 127.0.0.1 can be reached by every other page that the same browser has open. So: the Host header must name
 this server (else a name that an attacker's DNS points here would do), the cookie must hold the token, which only who

@@ -1,4 +1,4 @@
-"""What all events so far come to: classes, the label of every picture, who gave it, what can be undone.
+"""The result of all events so far: classes, the label of every picture, who gave it, what can be undone.
 
 `State.apply` is the only way anything changes, while the log is replayed and while people label: so what a restart
 rebuilds is what was there before. Pictures are files here, as they are in the log; numbers belong to the listing.
@@ -16,7 +16,7 @@ from mixmatch.label.log import Event
 
 UNLABELED, SKIP, NONE, BROKEN = -1, -2, -3, -4
 MARKS = {":skip": SKIP, ":none": NONE, ":broken": BROKEN}
-"""What a person can say of a picture that is no class: later, none of these, not an image."""
+"""Marks that a person can give a picture instead of a class: later, none of these, not an image."""
 MARK_WORDS = {SKIP: "skipped", NONE: "marked as none of these", BROKEN: "marked as not an image"}
 MARK_NAMES = {number: name for name, number in MARKS.items()}
 
@@ -179,7 +179,7 @@ class State:
     # --------------------------------------------------------------------------------------------------------- changes
 
     def apply(self, event: Event) -> Sequence[str]:
-        """Take in one event; returns the files whose marks changed."""
+        """Apply one event; returns the files whose marks changed."""
         kind = event["kind"]
         handler = _HANDLERS.get(kind)
         changed: Sequence[str] = () if handler is None else handler(self, event)

@@ -1,6 +1,6 @@
 """Which pictures to label next, each with the reason in words. Pure functions of arrays; no torch.
 
-With few labels: the typical picture of each group of like pictures that has no label yet. Once there is a model and
+With few labels: the typical picture of each group of similar pictures that has no label yet. Once there is a model and
 five labels per class: pictures for which two classes are about as likely, from different groups, and a share drawn at
 random, because a model does not know what it has never seen. `benchmarks/label_next.py` compares rules.
 """
@@ -23,15 +23,15 @@ Floats = npt.NDArray[np.floating]
 Mask = npt.NDArray[np.bool_]
 
 SAMPLE = 10_000
-"""Pictures that are looked at, drawn at random where there are more: what keeps the time to a few seconds."""
+"""Pictures that are considered, drawn at random if there are more, to keep the time to a few seconds."""
 MOST_GROUPS = 500
 MODEL_FROM = 5
-"""Labels per class from which a model is asked; with fewer, groups choose better than it does."""
+"""Labels per class from which on a model chooses; with fewer, groups choose better."""
 RANDOM = 0.1
 """The share that is drawn at random once there is a model."""
 SURPRISE = "drawn at random: no model knows what it has never seen"
 CANDIDATES = 10
-"""Times as many pictures, the most unsure ones, among which those far from one another are chosen."""
+"""From this many times as many pictures, the most unsure ones, those far from one another are chosen."""
 
 
 class Suggestion(NamedTuple):

@@ -1,5 +1,5 @@
 """What to label next and which labels to look at again, found by a program in the background and kept until it is out
-of date. A page never waits for it: what there is, is shown, less what was labeled meanwhile."""
+of date. A page never waits for it: it shows what there is, minus what has been labeled since."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HIDDEN = EXAM | TEST | GONE | UNREADABLE
 AHEAD = 200
 """Suggestions that are made at once; pages take them as they need them."""
 STALE = 10
-"""Labels after which suggestions are made anew."""
+"""Suggestions are made again after this many labels."""
 FEW_LABELS = "There are too few labels to check: two classes need five each."
 HOW = (
     "Each label is compared with the labels of the pictures most like it, and with a model that never saw it "

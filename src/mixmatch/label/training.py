@@ -110,7 +110,7 @@ class Trainings:
             self._note(str(self._latest), state="stopping")
 
     def automatic(self, asked: Mapping[str, Any]) -> None:
-        """Train again by itself whenever so many more are labeled, or no more."""
+        """Train again automatically after a number of new labels, or stop doing so."""
         self._auto = checked_auto(asked)
         replace_durably(self.home / "auto.json", json.dumps(self._auto).encode())
 
@@ -166,7 +166,7 @@ class Trainings:
         }
 
     def exam_error(self, run: str) -> Body | None:
-        """How often the model that is shown errs on the exam, and on nothing else."""
+        """The error of the model that is shown on the exam, and only there."""
         guesses, state, numbers = self.view.guesses, self.book.state, self.book.listing.numbers
         if guesses is None or guesses.run != run:
             kept: Body | None = self._about[run].get("exam")
@@ -193,7 +193,7 @@ class Trainings:
         return path if run in self._about and path.is_file() else None
 
     def _changed(self) -> int:
-        """Labels that the newest training does not know of."""
+        """Labels given since the newest training."""
         return self.view.labels_after(max((about["seq"] for about in self._about.values()), default=0))
 
     def _progress(self, run: str, about: Body) -> tuple[int, float | None]:

@@ -1,4 +1,4 @@
-"""What the page is shown: the state as JSON, and all pictures as columns of small numbers."""
+"""The data for the page: the state as JSON, and all pictures as columns of small numbers."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class View:
             self.show_guesses(self.guesses)
 
     def refresh(self, files: Iterable[str]) -> None:
-        """Take in what the state says of these files."""
+        """Update these files from the state."""
         state, numbers, room = self.book.state, self.book.listing.numbers, len(self._label)
         files = [file for file in files if numbers.get(file, room) < room]
         if not files:
@@ -112,7 +112,7 @@ class View:
         self._flags[at] = flags
 
     def digest(self) -> str:
-        """Stands for all pictures and what is said of them."""
+        """Identifies all pictures and their labels."""
         found = hashlib.sha256("\0".join(self.book.listing.files).encode("utf-8", "surrogateescape"))
         for column in (self._label, self._who, self._flags):
             found.update(column.tobytes())
