@@ -38,8 +38,8 @@ def compare(
 ) -> list[Record]:
     """Train each method with each seed, in `out`/METHOD-seedSEED: side by side on a GPU, else one after the other.
 
-    Finished runs are kept, interrupted ones resumed. Another number of steps than a run has is refused, since it would
-    replace an earlier comparison. Data without test rows is refused before anything is trained.
+    Finished runs are kept, interrupted ones resumed. A number of steps that differs from a run's is refused, since it
+    would replace an earlier comparison. Data without test rows is refused before anything is trained.
 
     Args:
         data: a built-in name or a path to user data, which is read once.
@@ -47,7 +47,7 @@ def compare(
         reading: how user data is read.
         executor: who does the runs; by default this machine.
         part: which of the runs to do.
-        spelled: how what is said when a run begins names settings.
+        spelled: how messages at the start of a run name settings.
         **settings: of the runs, the same for every method.
     """
     labels = _labels(methods)
@@ -84,7 +84,7 @@ def compare(
 
 
 def _labels(methods: Sequence[str | Method]) -> dict[str, str | Method]:
-    """Methods by what they are called in the comparison: an object by its settings too, where names are not enough."""
+    """Methods by their names in the comparison; objects also by their settings, if names are not enough."""
     names = [method if isinstance(method, str) else name_of(method) for method in methods]
     labels: dict[str, str | Method] = {}
     for name, method in zip(names, methods, strict=True):
@@ -103,7 +103,7 @@ def _labels(methods: Sequence[str | Method]) -> dict[str, str | Method]:
 
 
 def _same_reading(runs: Sequence[RunFolder], reading: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """How user data is read: as in the runs that are there already, if nothing is said."""
+    """How user data is read: by default as in the existing runs."""
     there = [run.config()["settings"].get("data_options", {}) for run in runs if run.exists()]
     known = there if reading is None or not reading else [*there, dict(reading)]
     for other in known[1:]:
@@ -115,7 +115,7 @@ def _same_reading(runs: Sequence[RunFolder], reading: Mapping[str, Any] | None) 
 
 
 def _finished(run: RunFolder, steps: int | None) -> bool:
-    """Whether a run of the comparison is done. One that does not fit it is refused."""
+    """Whether a run of the comparison is finished. One with other settings is refused."""
     if not run.exists():
         return False
     if steps not in (None, made := run.config()["settings"]["steps"]):
@@ -183,5 +183,5 @@ def plot(records: Sequence[Record], path: Path) -> None:
 
 
 def _mean(rows: Sequence[Sequence[float]]) -> list[float]:
-    """Of each column."""
+    """The name of each column."""
     return [statistics.mean(column) for column in zip(*rows, strict=True)]

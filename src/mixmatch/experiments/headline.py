@@ -1,5 +1,5 @@
-"""The few numbers that matter, from all records: how far each method has come beside what was published, as a table and
-as error over minutes."""
+"""The few numbers that matter, from all records: our results so far next to the published ones, as a table and as error
+over minutes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ CURVES = ("cifar10", 250)
 
 
 class Standing(NamedTuple):
-    """How far the runs of a cell have come: those with the most steps, up to the paper's, all with the same passes and
-    of one precision."""
+    """The longest runs of a cell: those with the most steps, up to the paper's, all with the same passes and
+    precision."""
 
     row: Row
     labels: Labels
@@ -51,7 +51,7 @@ class Standing(NamedTuple):
 
     @property
     def values(self) -> list[float]:
-        """A number per run, in percent: the paper's median, or of shorter runs the end."""
+        """A number per run, in percent: the paper's median, or for shorter runs the last evaluation."""
         errors = [run["error" if self.complete else "last_error"] for run in self.runs]
         return errors if self.metric == "error" else [100 - error for error in errors]
 
@@ -81,13 +81,13 @@ def standings(records: Sequence[Record]) -> Iterator[Standing]:
 
 
 def _passes(row: Row) -> list[Row]:
-    """The cell's runs, and those with fused passes, which cost less on a GPU."""
+    """The cell's runs, and those with fused passes, which take less time on a GPU."""
     fused = replace(row, settings={**row.settings, "passes": "fused"})
     return [row, fused] if "passes" in declared(row.method) else [row]
 
 
 def headline(records: Sequence[Record]) -> str:
-    """A table: of each cell the longest runs, and what was published after all steps."""
+    """A table: the longest runs of each cell, and the published numbers after all steps."""
     lines = ["| | labels | steps | ours, % | seeds | published, % |", "|---|---|---|---|---|---|"]
     for each in standings(records):
         values, data = each.values, SOURCES[each.row.data.removesuffix("-test")].title
@@ -131,14 +131,14 @@ def results_page(records: Sequence[Record], picture: Path | None = None) -> str:
 
 
 def to_draw(records: Sequence[Record]) -> dict[str, Standing]:
-    """What the figure shows: of each method its longest compiled runs."""
+    """What the figure shows: each method's longest compiled runs."""
     data, labels = CURVES
     compiled = [r for r in records if (r.get("engine") or {}).get("compiled") and len(r["curve"]) > 1]
     return {e.row.name: e for e in standings(compiled) if (e.row.data, e.labels) == (data, labels)}
 
 
 def draw(records: Sequence[Record], path: Path) -> None:
-    """Error over minutes, and what was published, dotted."""
+    """Error over minutes, and the published numbers, dotted."""
     (data, labels), found = CURVES, to_draw(records)
     if not found:
         raise MixMatchError(f"there is no record of a compiled run on {data} with {labels} labels to draw")

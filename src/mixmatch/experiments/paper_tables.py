@@ -1,6 +1,5 @@
-"""The paper's tables with our runs beside its numbers, in Markdown, made from records and nothing else.
-
-`LEGEND` says which runs count, and what is said about them. Beyond that:
+"""The paper's tables with our runs beside its numbers, in Markdown, made from records alone. `LEGEND` says which runs
+count, and explains the verdicts. Beyond that:
 
 - `records.experiment` says what makes two runs the same experiment. Runs of different experiments are never averaged,
   and none takes another's place.
@@ -72,7 +71,7 @@ class Cell:
 
 
 def _numbers(values: Sequence[float], strong: str = "") -> str:
-    """Each of a few numbers, or of enough for a verdict the mean and the deviation."""
+    """Each number if there are few; the mean and the deviation if there are enough for a verdict."""
     if len(values) < SEEDS_FOR_A_VERDICT:
         return f"{strong}{', '.join(f'{value:.2f}' for value in values)}{strong}"
     return f"{strong}{statistics.mean(values):.2f}{strong} ± {statistics.stdev(values):.2f}"
@@ -112,8 +111,8 @@ def find_cells(
 
 
 def target_of(record: Record) -> Target | None:
-    """The error that the paper has for the method, data and settings of a record, however long and in whichever way it
-    was run: for a line in a figure, not for a verdict."""
+    """The paper's error for the method, data and settings of a record, whatever its number of steps, precision or
+    passes: for a line in a figure, not for a verdict."""
     apart = ("steps", "precision", "eval_every", "passes")
     for row in (row for table in TABLES.values() if table.metric == "error" for row in table.rows):
         for labels, target in row.targets.items():

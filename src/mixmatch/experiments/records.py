@@ -27,7 +27,7 @@ NEEDED: dict[str, Any] = {
 
 
 def experiment(settings: Settings, apart: tuple[str, ...] = ()) -> Experiment:
-    """What makes two runs the same experiment: all of their settings but the seed, and but those named in `apart`.
+    """What makes two runs the same experiment: all of their settings except the seed and those named in `apart`.
 
     The number of steps, the precision, the passes and how often a run is evaluated are part of it, because the reported
     number depends on each. The machine is not, nor whether steps were compiled: those change how sums are rounded, as
@@ -58,8 +58,8 @@ def file_name(record: Record) -> str:
 
 
 def minutes(record: Record) -> list[float]:
-    """After how many minutes of training each point of a record's curve was reached, every step taken to need the same
-    part of the whole time."""
+    """After how many minutes of training each point of a record's curve was reached, assuming that all steps take
+    equally long."""
     return [record["seconds"] * point["step"] / record["steps"] / 60 for point in record["curve"]]
 
 

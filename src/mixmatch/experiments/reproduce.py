@@ -37,7 +37,7 @@ class Planned:
     row: Row
     settings: Settings
     precision: Precision | None = None
-    """None if the device decides; then a run in either precision is this one."""
+    """None if the device decides; then a run in either precision counts."""
 
     @property
     def name(self) -> str:

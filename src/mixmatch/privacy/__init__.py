@@ -1,4 +1,4 @@
-"""PATE: labels for public images by the noisy vote of teachers that saw private data, and what they cost in privacy.
+"""PATE: labels for public images by the noisy vote of teachers that saw private data, and their privacy cost.
 
 `votes` reads the teachers' votes, `mechanisms` answers queries with noise, `accountant` computes what the answers cost,
 `smooth` makes a data-dependent cost safe to publish, `ledger` keeps the budget. `teachers` trains on the private

@@ -13,11 +13,11 @@ class PrivacyError(MixMatchError, ValueError):
 
 
 LEAST, MOST = 1e-12, 1e12
-"""Between these costs can be computed; no use is known for what is beyond."""
+"""Costs can be computed between these limits; no use is known for values beyond them."""
 
 
 def positive(name: str, value: float) -> float:
-    """`value`, if it is a positive number whose square is one, too."""
+    """`value`, if it is a positive number whose square neither overflows nor underflows."""
     if not (math.isfinite(value) and value > 0):
         raise PrivacyError(f"{name} is {value:g}: it must be a positive number")
     if not LEAST <= value <= MOST:

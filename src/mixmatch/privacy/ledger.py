@@ -1,6 +1,6 @@
 """The budget: a file of what was asked, answered and charged, crash-safe and locked against a second process.
 
-A ledger is a file of JSON lines, only ever appended to. Its first line says which votes, mechanism and orders it is of.
+A ledger is an append-only file of JSON lines. Its first line says which votes, mechanism and orders it belongs to.
 A query leaves two lines. "charge" is written and flushed to disk before any noise is drawn and reserves the cost of an
 answer; "answer" is written and flushed before the answer is given to anyone and settles what was spent. So a crash
 leaves either nothing (nothing was drawn), or a charge without an answer: it stays charged in full, and the query is
@@ -38,7 +38,7 @@ FORMAT = 2
 UNCHAINED = 1
 """The format whose lines carry no hash. Such a ledger is continued with lines that do."""
 MOST_BYTES = 2**30
-"""Of a ledger that is read: some millions of answers."""
+"""Bytes of a ledger, at most: some millions of answers."""
 
 BLOCK = 64
 SHOWN_ORDERS = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
@@ -63,7 +63,7 @@ class Budget(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """So many lines of a ledger, and their hash."""
+    """The number of lines of a ledger, and their hash."""
 
     lines: int = 0
     sha256: str = ""
@@ -78,7 +78,7 @@ def head_of(path: Path) -> Path:
 
 
 def read_lines(path: Path, content: bytes) -> tuple[list[dict[str, Any]], Chain, int]:
-    """The lines of a ledger, their chain, and how many bytes they are: what follows is a line that a crash cut short.
+    """The lines of a ledger, their chain, and their size in bytes: what follows is a line that a crash cut short.
     Raises an error if lines that were written are missing or changed."""
     try:
         kept = read_json(head_of(path), follow=True)

@@ -1,4 +1,4 @@
-"""All of PATE at once, small enough for a CPU: teachers, answers within the ledger, students, and what it cost."""
+"""All of PATE at once, small enough for a CPU: teachers, answers within the ledger, students, and the privacy cost."""
 
 from __future__ import annotations
 

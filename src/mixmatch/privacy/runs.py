@@ -28,7 +28,7 @@ def silent(text: str) -> None:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How runs are trained. Nothing of it changes what they learn."""
+    """How runs are trained. None of it changes what they learn."""
 
     resume: bool = False
     checkpoint_every: int | None = None

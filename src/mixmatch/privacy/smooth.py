@@ -1,8 +1,8 @@
 """Publishing a data-dependent epsilon: smooth sensitivity and the GNSS release (Appendix B of arXiv 1802.08908).
 
-A data-dependent epsilon is computed from private votes, so it may say something about them. Added noise, scaled to how
-fast it can change from one data set to its neighbors, makes it safe to publish at a cost of its own. One Rényi order
-is fixed beforehand.
+A data-dependent epsilon is computed from private votes, so it may reveal something about them. Added noise, scaled to
+how fast it can change from one data set to its neighbors, makes it safe to publish at an additional cost. One Rényi
+order is fixed beforehand.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class Parameters(NamedTuple):
 
 
 def choose_parameters(local: Floats, order: float) -> Parameters:
-    """The beta and sigma_ss that make the release smallest, chosen with a view of the votes: for reporting only.
+    """The beta and sigma_ss that make the release smallest, chosen by looking at the votes: for reporting only.
 
     Minimizes cost + 2 SS sigma_ss (two deviations of the noise) over the reference's grid of beta, with the closed form
     of sigma_ss for each.

@@ -63,9 +63,9 @@ class StudentLabels(NamedTuple):
     """The labels that a student learns from."""
 
     answers: Answers
-    """All queries that the labels cost, refused ones too."""
+    """All queries that were charged for the labels, including refused ones."""
     data_options: dict[str, Any]
-    """What a run's settings keep of the answers."""
+    """The part of the answers that a run's settings keep."""
     about: Record
 
 
@@ -121,7 +121,7 @@ def prepare(
 
 
 def _check_asked(asked: Answers, pool: int | str, in_pool: Indices) -> None:
-    """The queries must be about the pool, and their answers enough to learn from."""
+    """Check that the queries are about the pool, and that there are enough answers to learn from."""
     if len(outside := np.setdiff1d(asked.rows, in_pool)):
         which = "a random half" if pool == HALF else f"the first {pool:,} images"
         raise MixMatchError(f"query {outside[0]} is not in the pool, {which}: ask about others, or change pool=")

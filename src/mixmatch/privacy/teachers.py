@@ -1,8 +1,8 @@
 """Teachers: one ordinary run for each shard of the private images, and their votes on the public ones.
 
 The shards are disjoint, so a private image touches one teacher and moves one vote: all privacy rests on that. A teacher
-is given the images of its shard and nothing else. What leaves this step is how many teachers voted for which class;
-the runs themselves are models of private data and must stay where they are.
+sees only the images of its shard. The output of this step is how many teachers voted for which class; the runs
+themselves are models of private data and must stay where they are.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def train_teachers(plan: Plan, out: Path, options: RunOptions | None = None, say
 
 
 def train_part(plan: Plan, out: Path, part: slice, options: RunOptions | None = None, say: Say = silent) -> int:
-    """Train some of the teachers, as a job of a Slurm array does; returns how many.
+    """Train some of the teachers, for example in a job of a Slurm array; returns how many.
 
     Other parts may be trained at the same time, and what is there is resumed. `train_teachers` with `resume` has all of
     them vote in the end.
@@ -111,7 +111,7 @@ def train_part(plan: Plan, out: Path, part: slice, options: RunOptions | None = 
 
 
 class _Trained(NamedTuple):
-    """The records of teachers, what each takes the public images for, and a description."""
+    """The records of teachers, their classes for the public images, and a description."""
 
     records: list[Record]
     ballots: list[npt.NDArray[np.int64]]
@@ -163,7 +163,8 @@ def _train(plan: Plan, out: Path, options: RunOptions, say: Say, part: slice = s
 
 
 def _reading(plan: Plan, public: Rows | None) -> Record:
-    """How to read a private folder: in the size and channels of public images, or in ones that no image decides."""
+    """How to read a private folder: with the size and channels of the public images, or with fixed ones that depend on
+    no image."""
     if not (is_path(plan.data) and Path(plan.data).is_dir()):
         if plan.image_size is not None:
             raise MixMatchError(f"image_size= is for a folder of your own images, not for '{plan.data}'")

@@ -1,4 +1,4 @@
-"""A search for better settings: Optuna asks, jobs answer, and validation rows alone decide.
+"""A search for better settings: Optuna suggests, jobs train, and validation rows alone decide.
 
 A sweep is a folder. Optuna's journal in it says which trials there are and with what values, and each trial has a run
 folder, or one for each fold. So a driver that was killed continues: what the journal has as running is resumed from its

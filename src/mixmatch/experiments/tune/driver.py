@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
 TRIALS = 20
-"""If neither a number nor a time is given."""
+"""The default if neither a number nor a time is given."""
 
 
 @dataclass
@@ -42,11 +42,11 @@ class Driver:
     say: Callable[[str], None]
     reporter: Callable[[str], Reporter]
     failed: dict[int, str] = field(default_factory=dict)
-    """Trials that ended with an error that the same command may not meet again: they are resumed by it."""
+    """Trials that ended with an error which may be temporary: the same command resumes them."""
 
     def run(self, trials: int | None, minutes: float | None) -> None:
-        """Do trials until there are so many, or until one more would take longer than the time. The defaults are tried
-        in any case."""
+        """Do trials up to the given number, or until one more would exceed the time. The defaults are tried in any
+        case."""
         began, longest, done = time.monotonic(), 0.0, 0
         while True:
             left = None if minutes is None else 60 * minutes - (time.monotonic() - began) - longest
@@ -72,7 +72,7 @@ class Driver:
         self.say(f"{ended:,}{whole} trials: best {best.value:.2f} % (trial {best.number}){left}")
 
     def _under_way(self) -> list[int]:
-        """Trials that were asked for and not told: a driver was killed."""
+        """Trials that were asked for but not reported: a driver was killed."""
         return [t.number for t in self._trials("RUNNING") if t.number not in self.failed]
 
     def _trials(self, *states: str) -> list[FrozenTrial]:
@@ -101,8 +101,7 @@ class Driver:
         self.study.sampler = TPESampler(seed=seed)
 
     def _suggest(self, number: int) -> None:
-        """Have values suggested for a trial, those that it does not have yet: a driver may have been killed between
-        two of them."""
+        """Have the missing values of a trial suggested: a driver may have been killed between two of them."""
         space = self.sweep.space
         if number == 0:  # the sampler cannot learn from a default that lies outside
             space = {name: where for name, where in space.items() if contains(where, self.sweep.defaults[name])}
@@ -153,7 +152,7 @@ class Driver:
                 self._tell(number, ended[number])
 
     def look(self, number: int) -> str | None:
-        """Report what a trial has reached so far. If that is worse than what others had by then, it is asked to end;
+        """Report a trial's error so far. If it is worse than that of others at this step, the trial is asked to end;
         returns why."""
         runs, trial = self.sweep.runs(number), self._trial(number)
         known = trial.storage.get_trial(trial._trial_id).intermediate_values
@@ -211,8 +210,8 @@ class _Watch(Reporter):
 
 
 def trace(metrics: Sequence[Sequence[Record]], sizes: Sequence[int], steps: int) -> list[tuple[int, float]]:
-    """How a trial's error went, from the evaluations of its folds: fold by fold, whatever order they were done in, over
-    the rows of all folds so far. `sizes` are their numbers of rows.
+    """The course of a trial's error, from the evaluations of its folds: fold by fold, whatever order they were done in,
+    over the rows of all folds so far. `sizes` are their numbers of rows.
 
     >>> first = [{"step": 5, "valid_error": 9.0}, {"step": 10, "valid_error": 4.0}]
     >>> second = [{"step": 5, "valid_error": 7.0}]
@@ -263,11 +262,11 @@ def tune(
         search: what to search instead of the declared ranges, or in addition: `T=0.1..1`, `lambda_u=1..100:log`,
             `mix=all,labeled`.
         only: search nothing else.
-        trials: how many there shall be in the folder; by default 20, if there is no limit in `minutes`.
-        minutes: no trial is begun that would end later, by how long the longest took.
+        trials: the total number in the folder; by default 20, if there is no limit in `minutes`.
+        minutes: no trial is started that would end later, judging by the longest so far.
         executor: who does the runs; by default this machine.
-        say: called with what a user should know meanwhile.
-        reporter: what shows a run's progress, by what distinguishes it from others.
+        say: called with messages for the user.
+        reporter: makes what shows a run's progress, from a text that distinguishes it from others.
         **options: those of `plan`: `config`, `device`, `data_dir`, `strict`, `checkpoint_every`.
     """
     if importlib.util.find_spec("optuna") is None:

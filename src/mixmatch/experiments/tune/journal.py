@@ -1,6 +1,6 @@
 """The journal of a sweep: Optuna's file of what was asked and told, in a folder that one process holds.
 
-The folder may come from anyone. Optuna believes what it reads, so the journal is looked through before and after.
+The folder may come from anyone. Optuna trusts what it reads, so the journal is checked before and after.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from optuna import Study
 
 COMPARED = 4
-"""Finished trials it takes before others are compared with them and stopped."""
+"""Finished trials needed before others are compared with them and stopped."""
 
 WARM_UP = 3
 """No trial is stopped in the first third of its steps, where weights of unlabeled losses still rise."""
@@ -40,7 +40,7 @@ MOST = 2**30
 AGAIN = "fix that, then give the same command again"
 
 ENDED = (None, "stopped", "diverged")
-"""What is noted of how a trial ended."""
+"""What is recorded about the end of a trial."""
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def open_study(sweep: Sweep) -> Study:
 
 
 def damaged(path: Path, why: str) -> MixMatchError:
-    """The error for a file of a sweep that is not as it was left."""
+    """The error for a damaged file of a sweep."""
     return MixMatchError(f"{path} is damaged ({' '.join(why.split())[:200]}): choose another folder with out=")
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mixmatch.experiments.tune.sweep import Sweep
 
 CHANCE = 0.05
-"""A difference that is as large by chance with this probability or more is not called one."""
+"""A difference that is as large by chance with this probability or more does not count."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Difference:
     lost: int
     """Rows that the best trial has wrong and the defaults have right."""
     trials: int
-    """That the best was chosen from, but for the defaults."""
+    """The number that the best was chosen from, without the defaults."""
 
     @property
     def points(self) -> float:
@@ -78,8 +78,8 @@ class Difference:
 
     @property
     def chance(self) -> float:
-        """How probable it is at most that the best of so many trials looks so much better if none of them is: McNemar's
-        exact test, one-sided, times the number of trials (Bonferroni)."""
+        """An upper bound of the probability that the best of so many trials looks this much better if none of them is:
+        McNemar's exact test, one-sided, times the number of trials (Bonferroni)."""
         changed = self.gained + self.lost
         one = binomtest(self.gained, changed, alternative="greater").pvalue if changed else 1.0
         return min(1.0, self.trials * float(one))
@@ -101,7 +101,7 @@ class Result:
     chosen_by: str
     noun: str
     rows: int
-    """That trials are compared on."""
+    """What trials are compared on."""
     trials: Sequence[Trial]
     """Best first."""
     best: Trial

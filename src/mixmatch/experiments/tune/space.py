@@ -15,7 +15,7 @@ from mixmatch.errors import MixMatchError, unknown
 from mixmatch.settings import Settings
 
 DIGITS = 4
-"""Of a number that is tried: what is shown is what was run."""
+"""Digits of a number that is tried: so the number shown is the number used."""
 
 NOT_SEARCHED = {
     "method": "compare methods with mixmatch compare",
@@ -27,7 +27,7 @@ NOT_SEARCHED = {
     "steps": "longer runs are better and cost more: choose it with steps=",
     "eval_every": "trials are compared at the same steps",
 }
-"""Settings of a run that are no matter of search, and why."""
+"""Settings of a run that are not searched, and why."""
 
 
 class Choices(NamedTuple):
@@ -43,8 +43,8 @@ Space = Mapping[str, Range | Choices]
 
 
 def default_space(base: Settings, fixed: Sequence[str]) -> dict[str, Range | Choices]:
-    """What is searched if nothing is said: the settings that declare a range, but for those that were given a value and
-    those that are off. A range that lacks the default is widened up to it."""
+    """What is searched by default: the settings that declare a range, except those that were given a value and those
+    that are off. A range that lacks the default is widened up to it."""
     values = settings.flat(base)
     space: dict[str, Range | Choices] = {}
     for name, declared in declared_settings(base.method).items():
