@@ -183,5 +183,5 @@ def plot(records: Sequence[Record], path: Path) -> None:
 
 
 def _mean(rows: Sequence[Sequence[float]]) -> list[float]:
-    """The name of each column."""
+    """The mean of each column."""
     return [statistics.mean(column) for column in zip(*rows, strict=True)]
