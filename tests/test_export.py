@@ -146,7 +146,7 @@ def test_a_wrong_export_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.undo()
     with torch.no_grad():
         next(made.network.parameters()).fill_(float("nan"))
-    with pytest.raises(MixMatchError, match="the model makes no number of 1 image"):
+    with pytest.raises(MixMatchError, match="the model gives no number for 1 image"):
         export.to_onnx(made, target)
     assert target.read_text() == "the last one"
     assert list(tmp_path.iterdir()) == [target]

@@ -156,7 +156,7 @@ def test_predictions_are_never_nan(tmp_path: Path) -> None:
     assert np.isfinite(model.predict_proba({"x": ["1e29"], "c": [""]})).all()
     with torch.no_grad():
         next(model.network.parameters()).fill_(torch.nan)
-    with pytest.raises(MixMatchError, match="makes no number of 1 feature, the first of them 0: its values are far"):
+    with pytest.raises(MixMatchError, match="gives no number for 1 feature, the first of them 0: its values are far"):
         model.predict_proba({"x": ["1"], "c": [""]})
 
 

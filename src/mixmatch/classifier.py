@@ -196,7 +196,7 @@ class Classifier:
         found = np.concatenate(pieces) if pieces else np.empty((0, len(self.classes)))
         if (bad := np.flatnonzero(np.isnan(found).any(axis=1))).size:
             raise MixMatchError(
-                f"the model makes no number of {count(len(bad), what[:-1])}, the first of them {bad[0]}: its values "
+                f"the model gives no number for {count(len(bad), what[:-1])}, the first of them {bad[0]}: its values "
                 "are far from those it was trained on, or the model is damaged"
             )
         return found

@@ -448,7 +448,7 @@ def test_a_training_that_is_killed_says_so(tmp_path: Path) -> None:
     kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     program = Program(["timeit", "-n", "1", "-r", "1", kill], tmp_path / "output.txt")
     assert program.wait(60) == -signal.SIGKILL
-    assert program.last_words() == "it was ended from outside (Killed), as where memory runs out"
+    assert program.last_words() == "it was ended from outside (Killed), for example because memory ran out"
 
 
 def test_a_page_that_knows_more_than_the_log_reads_everything_again(photos: Path) -> None:

@@ -258,7 +258,7 @@ def test_what_cannot_be_compiled_trains_all_the_same(tmp_path: Path) -> None:
     fit(trainer, folder(tmp_path / "a"), said)
     assert len(said.notes) == 1
     assert said.notes[0].startswith("the step cannot be compiled (")
-    assert said.notes[0].endswith("): training continues without, slower")
+    assert said.notes[0].endswith("): training continues without, more slowly")
     assert "\n" not in said.notes[0]
     plain = trainer_for(LooksAtValues, method="supervised")
     fit(plain, folder(tmp_path / "b"), Quiet())

@@ -117,7 +117,9 @@ def test_a_step_that_another_process_cannot_capture_is_captured_by_none(monkeypa
         graph.step({})
     assert not graph.replays
     assert asked == [False]
-    assert notes == ["the step cannot be captured as a graph (in another process): training continues without, slower"]
+    assert notes == [
+        "the step cannot be captured as a graph (in another process): training continues without, more slowly"
+    ]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("it looks at its values"), torch.OutOfMemoryError("too little")])

@@ -400,7 +400,7 @@ def test_a_step_that_another_process_cannot_compile_is_compiled_by_none() -> Non
     assert not trainer.engine["compiled"]
     for name, value in parts(plain.checkpoint()).items():
         assert torch.equal(parts(trainer.checkpoint())[name], value), name
-    assert notes == ["the step cannot be compiled (in another process): training continues without, slower"]
+    assert notes == ["the step cannot be compiled (in another process): training continues without, more slowly"]
 
 
 # ---------------------------------------------------------------- one of several

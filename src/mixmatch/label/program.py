@@ -72,7 +72,7 @@ class Program:
     def last_words(self) -> str:
         """The line that says why it failed."""
         if (status := self._process.poll()) is not None and status < 0:
-            return f"it was ended from outside ({signal.strsignal(-status)}), as where memory runs out"
+            return f"it was ended from outside ({signal.strsignal(-status)}), for example because memory ran out"
         try:
             lines = read_plain(self.output, MOST_OUTPUT).decode(errors="replace").strip().splitlines()
         except OSError:

@@ -122,7 +122,7 @@ class GraphedStep:
             why = reason(error)
         if self._anywhere(bool(why)):
             why = why or "in another process"
-            self._note(f"the step cannot be captured as a graph ({why}): training continues without, slower")
+            self._note(f"the step cannot be captured as a graph ({why}): training continues without, more slowly")
         else:
             self._graph = graph
 

@@ -103,7 +103,10 @@ def prepare(
         world=world,
     )
     if alone:
-        trainer.note("a network with randomness of its own is not graphed next to other runs: it trains slower")
+        trainer.note(
+            "a network that draws random numbers itself is not captured as a graph next to other runs: it "
+            "trains more slowly"
+        )
     return trainer
 
 
@@ -168,7 +171,7 @@ def _check_network(network: nn.Module, classes: int, shape: tuple[int, ...]) -> 
         ) from None
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
         got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-        raise MixMatchError(f"the network must give logits (N, {classes}) for N {what}, not {got}")
+        raise MixMatchError(f"the network must return logits (N, {classes}) for N {what}, not {got}")
 
 
 # ---------------------------------------------------------------- run

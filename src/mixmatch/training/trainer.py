@@ -198,7 +198,7 @@ class Trainer:
             self._compiled, why = None, why or "in another process"
             for buffer, value in zip(network.buffers(), before, strict=True):  # it may have been compiled here
                 buffer.copy_(value)
-            self.note(f"the step cannot be compiled ({why}): training continues without, slower")
+            self.note(f"the step cannot be compiled ({why}): training continues without, more slowly")
         return self.objective.loss(self.model, labels, x, u, draws, self.state)
 
     def take_step(self, x: Tensor, u: Tensor | None, draws: Tensors, ema_share: Tensor | None = None) -> None:
