@@ -448,7 +448,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(results, "replace_durably", refuse)
-    with pytest.raises(MixMatchError, match=r"cannot write what was found to .*: Read-only file system; mend that"):
+    with pytest.raises(MixMatchError, match=r"cannot write what was found to .*: Read-only file system; fix that"):
         sweep(undisturbed.out, 2, **more)
 
 
