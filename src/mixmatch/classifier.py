@@ -133,7 +133,8 @@ class Classifier:
         if self.encoding is None:
             return f"features, float32 (N, {self.input_shape[0]})"
         names = [column.name for column in self.encoding.columns]
-        return f"a matrix of numbers (N, {len(names)}), or a table's columns by name ({listed(names)})"
+        matrix = "" if self.encoding.categorical else f"a matrix of numbers (N, {len(names)}), or "
+        return f"{matrix}a table's columns by name ({listed(names)})"
 
     def __repr__(self) -> str:
         classes = count(len(self.classes), "class", "classes")

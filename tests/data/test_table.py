@@ -13,12 +13,14 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import StandardScaler
 
+from mixmatch.classifier import Classifier
 from mixmatch.data.source import UNKNOWN
 from mixmatch.data.user.csv_file import read_csv
 from mixmatch.data.user.encoding import Categorical, Encoding, Numeric, fit_categories
 from mixmatch.data.user.rows import UserData
 from mixmatch.data.user.table import read_rows, read_table
 from mixmatch.errors import MixMatchError
+from mixmatch.networks import build
 
 PETS = """weight,color,note,label
 4.0,black,ok,cat
@@ -91,6 +93,15 @@ def test_encoding_survives_json_and_new_rows(tmp_path: Path) -> None:
         encoding.apply({"color": ["black"]})
     with pytest.raises(MixMatchError, match="column 'weight' holds numbers, but one value is 'heavy'"):
         encoding.apply({"color": ["black"], "weight": ["heavy"]})
+
+
+def test_a_matrix_has_no_names() -> None:
+    """Not even one with as many columns."""
+    encoding = Encoding((Numeric("age", 0, 0, 1), Categorical("color", ("red", "blue"), other=False)))
+    with pytest.raises(MixMatchError, match=r"the model takes a table.*\(color\): it cannot be given a matrix"):
+        encoding.apply_matrix(np.zeros((7, 2)))
+    model = Classifier(build("mlp", 2, (3,)), "mlp", ("a", "b"), (3,), encoding)
+    assert model.takes == "a table's columns by name (age, color)"
 
 
 def test_rare_categories_are_pooled() -> None:

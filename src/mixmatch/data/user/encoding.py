@@ -125,8 +125,11 @@ class Encoding:
     def apply_matrix(self, x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """The features (N, F) of a matrix of the same F numeric columns."""
         numeric = [column for column in self.columns if isinstance(column, Numeric)]
-        if len(numeric) < len(self.columns) or x.ndim != 2 or x.shape[1] != len(numeric):
-            raise MixMatchError(f"the features have shape {x.shape}, but the model takes (N, {len(self.columns)})")
+        if self.categorical:
+            named = f"its columns by name, because some hold no numbers ({listed(self.categorical)})"
+            raise MixMatchError(f"the model takes a table, {named}: it cannot be given a matrix")
+        if x.ndim != 2 or x.shape[1] != len(numeric):
+            raise MixMatchError(f"the features have shape {x.shape}, but the model takes (N, {len(numeric)})")
         refuse_infinite(x, "the features")
         median, mean, std = (np.array([getattr(c, what) for c in numeric]) for what in ("median", "mean", "std"))
         out = np.empty(x.shape, np.float32)
