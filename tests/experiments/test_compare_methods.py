@@ -77,3 +77,11 @@ def test_runs_on_data_as_it_was_are_not_shown_beside_others(tmp_path: Path) -> N
         compare(with_labels(44), ["supervised"], [1, 2], tmp_path / "runs", **given)
     assert not (tmp_path / "runs" / "supervised-seed2").exists()
     assert len(compare(with_labels(40), ["supervised"], [1, 2], tmp_path / "runs", **given)) == 2
+
+
+def test_runs_with_other_settings_are_refused_before_one_begins(tmp_path: Path) -> None:
+    given = {"reporter": Quiet(), "device": "cpu", **SMALL}
+    compare("digits", ["supervised"], [1], tmp_path, **given)
+    with pytest.raises(MixMatchError, match=r"supervised-seed1 was made with other settings \(batch_size: 4 -> 8\)"):
+        compare("digits", ["supervised"], [1, 2], tmp_path, **{**given, "batch_size": 8})
+    assert not (tmp_path / "supervised-seed2").exists()

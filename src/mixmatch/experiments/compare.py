@@ -15,10 +15,12 @@ from mixmatch.execution.executor import Executor, Here
 from mixmatch.experiments.records import minutes
 from mixmatch.methods import build, name_of
 from mixmatch.methods.base import Method, method_settings
+from mixmatch.training.job import Work
 from mixmatch.training.opening import refuse_changed, user_data
 from mixmatch.training.plan import plan
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record, RunFolder
+from mixmatch.training.session import resumed
 
 
 def compare(
@@ -63,7 +65,7 @@ def compare(
         shared: dict[str, Any] = {"resume": True, "device": device, "data_dir": data_dir, "reporter": reporter}
         each = plan(data, given, reading, out=folder, **shared)
         work.append(replace(each, note=spelled(each.note)))
-    unfinished = [each for each in work if not _finished(RunFolder(each.job.out), settings.get("steps"))]
+    unfinished = [each for each in work if not _finished(each, settings.get("steps"))]
     if unfinished and is_path(data):
         read = read_user_data(Path(data), Reading.of(unfinished[0].job.settings.data_options))
         basis = user_data(read, unfinished[0].job.settings).basis
@@ -114,14 +116,16 @@ def _same_reading(runs: Sequence[RunFolder], reading: Mapping[str, Any] | None) 
     return known[0] if known else reading
 
 
-def _finished(run: RunFolder, steps: int | None) -> bool:
-    """Whether a run of the comparison is finished. One with other settings is refused."""
+def _finished(work: Work, steps: int | None) -> bool:
+    """Whether a run of the comparison is finished. One that does not fit it is refused, before another begins."""
+    run = RunFolder(work.job.out)
     if not run.exists():
         return False
     if steps not in (None, made := run.config()["settings"]["steps"]):
         raise MixMatchError(
             f"{run.path} was made with other settings (steps: {made} -> {steps}): choose another folder with out="
         )
+    resumed(work.job, run, work.method)  # an error if it has other settings
     result = run.result()
     if result is not None and result["error"] is None:
         raise MixMatchError(f"{run.path} was not evaluated on anything: choose another folder with out=")
