@@ -85,3 +85,16 @@ def test_runs_with_other_settings_are_refused_before_one_begins(tmp_path: Path) 
     with pytest.raises(MixMatchError, match=r"supervised-seed1 was made with other settings \(batch_size: 4 -> 8\)"):
         compare("digits", ["supervised"], [1, 2], tmp_path, **{**given, "batch_size": 8})
     assert not (tmp_path / "supervised-seed2").exists()
+
+
+def test_runs_of_other_lengths_are_not_shown_beside_each_other(tmp_path: Path) -> None:
+    """Neither where the number of steps is not given again, nor where both were made apart."""
+    given: dict[str, Any] = {"reporter": Quiet(), "device": "cpu", "labels": 20, "batch_size": 4, "eval_every": 1}
+    compare("digits", ["supervised"], [1], tmp_path, steps=2, **given)
+    with pytest.raises(MixMatchError, match=r"supervised-seed1 was made with other settings \(steps: 2 -> 1000\)"):
+        compare("digits", ["supervised", "mixmatch"], [1], tmp_path, **given)
+    assert not (tmp_path / "mixmatch-seed1").exists()
+    compare("digits", ["supervised"], [2], tmp_path, steps=3, **given)
+    with pytest.raises(MixMatchError, match=r"supervised-seed2 was made with other settings \(steps: 3 -> 2\)"):
+        compare("digits", ["supervised"], [1, 2], tmp_path, **given)
+    assert len(compare("digits", ["supervised"], [1], tmp_path, **given)) == 1  # it is shown without being given again

@@ -31,13 +31,12 @@ from mixmatch.cli.options import (
 from mixmatch.data import is_path
 from mixmatch.errors import unknown
 from mixmatch.execution.executor import executor_for
+from mixmatch.experiments.compare import SHARED, plot, summarize
 from mixmatch.experiments.compare import compare as run_all
-from mixmatch.experiments.compare import plot, summarize
 from mixmatch.methods import METHODS
 from mixmatch.text import count
 
-RUN_SETTINGS = ("labels", "steps", "batch_size", "features")
-RUN = Panel(None, {name: settings_.of_run()[name] for name in RUN_SETTINGS}, varying=RUN_SETTINGS)
+RUN = Panel(None, {name: settings_.of_run()[name] for name in SHARED}, varying=SHARED)
 
 
 @partial(expand_options, panels=[RUN, READING])

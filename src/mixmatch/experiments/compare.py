@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mixmatch import plotting
+from mixmatch import settings as settings_
 from mixmatch.data import Reading, is_path, read_user_data
 from mixmatch.errors import MixMatchError
 from mixmatch.execution.executor import Executor, Here
@@ -21,6 +22,9 @@ from mixmatch.training.plan import plan
 from mixmatch.training.progress import Reporter
 from mixmatch.training.run import Record, RunFolder
 from mixmatch.training.session import resumed
+
+SHARED = ("labels", "steps", "batch_size", "features")
+"""Settings that all runs of a comparison have alike, whatever their methods."""
 
 
 def compare(
@@ -66,6 +70,7 @@ def compare(
         each = plan(data, given, reading, out=folder, **shared)
         work.append(replace(each, note=spelled(each.note)))
     unfinished = [each for each in work if not _finished(each, settings.get("steps"))]
+    _refuse_mixed(work)
     if unfinished and is_path(data):
         read = read_user_data(Path(data), Reading.of(unfinished[0].job.settings.data_options))
         basis = user_data(read, unfinished[0].job.settings).basis
@@ -130,6 +135,20 @@ def _finished(work: Work, steps: int | None) -> bool:
     if result is not None and result["error"] is None:
         raise MixMatchError(f"{run.path} was not evaluated on anything: choose another folder with out=")
     return result is not None
+
+
+def _refuse_mixed(work: Sequence[Work]) -> None:
+    """Runs that are there have settings that may not be given again: others would be shown beside them."""
+    runs = [RunFolder(each.job.out) for each in work]
+    made = [run.settings() if run.exists() else each.job.settings for run, each in zip(runs, work, strict=True)]
+    wanted = [settings for run, settings in zip(runs, made, strict=True) if not run.exists()] or made
+    for run, settings in zip(runs, made, strict=True):
+        same = replace(settings, **{name: getattr(wanted[0], name) for name in SHARED})
+        if different := settings_.differences(settings, same):
+            raise MixMatchError(
+                f"{run.path} was made with other settings ({'; '.join(different)}): give those again, or choose "
+                "another folder with out="
+            )
 
 
 def _error(record: Record) -> float:
