@@ -263,7 +263,9 @@ def test_a_trial_that_diverges_or_fails(tmp_path: Path) -> None:
 
 def test_minutes(tmp_path: Path) -> None:
     """However short the time, and although the default is not among what is searched."""
-    result = sweep(tmp_path / "sweep", None, minutes=1e-12, search=["label_sampling=balanced"])
+    said: list[str] = []
+    result = sweep(tmp_path / "sweep", None, minutes=1e-12, search=["label_sampling=balanced"], say=said.append)
+    assert said[-1].startswith("1 trial: best ")
     assert [trial.number for trial in result.trials] == [0]  # there is always one to speak of
     assert (result.out / "slices.png").is_file()
 

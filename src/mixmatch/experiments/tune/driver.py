@@ -17,7 +17,7 @@ from mixmatch.experiments.tune.journal import AGAIN, damaged, held, open_study
 from mixmatch.experiments.tune.results import Result, gather, write
 from mixmatch.experiments.tune.space import Choices, contains, is_whole, rounded
 from mixmatch.experiments.tune.sweep import Sweep, make_sweep
-from mixmatch.text import in_words
+from mixmatch.text import count, in_words
 from mixmatch.training import progress
 from mixmatch.training.job import Work
 from mixmatch.training.loop import NOT_FINITE
@@ -68,8 +68,8 @@ class Driver:
         ended = len(self._trials("COMPLETE", "PRUNED"))
         best = min(self._trials("COMPLETE"), key=lambda t: (t.value, t.number))
         left = "" if trials is None or ended >= trials else f", {in_words((trials - ended) * seconds)} left"
-        whole = "" if trials is None else f" of {trials:,}"
-        self.say(f"{ended:,}{whole} trials: best {best.value:.2f} % (trial {best.number}){left}")
+        done = count(ended, "trial") if trials is None else f"{ended:,} of {count(trials, 'trial')}"
+        self.say(f"{done}: best {best.value:.2f} % (trial {best.number}){left}")
 
     def _under_way(self) -> list[int]:
         """Trials that were asked for but not reported: a driver was killed."""
