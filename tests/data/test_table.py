@@ -299,9 +299,13 @@ def test_parquet_is_the_same_table(tmp_path: Path) -> None:
     np.testing.assert_array_equal(user.inputs, other.inputs)
     assert (user.classes, user.encoding) == (other.classes, other.encoding)
     assert user.files[0] == "row 1"
-    parquet.write_table(arrow.table({"x": [[1.0, 2.0]], "label": ["a"]}), tmp_path / "lists.parquet")
-    with pytest.raises(MixMatchError, match=r"column 'x' holds a list<.*spread it over columns"):
-        read_rows(tmp_path / "lists.parquet")
+    parquet.write_table(arrow.table({**columns, "x": [[1.0, 2.0]] * 6}), tmp_path / "lists.parquet")
+    with pytest.raises(MixMatchError, match=r"column 'x' holds a list<.*spread it over columns.* ignore='x'"):
+        read_table(tmp_path / "lists.parquet")
+    assert read_table(tmp_path / "lists.parquet", ignore=["x"]).encoding == user.encoding
+    assert user.encoding is not None
+    new = read_rows(tmp_path / "lists.parquet")  # to be predicted: what training did not use is not looked at
+    assert user.encoding.apply(new.select(new.header)).shape == (6, user.inputs.shape[1])
     (tmp_path / "bad.parquet").write_text("no")
     with pytest.raises(MixMatchError, match=r"cannot read .*bad.parquet"):
         read_rows(tmp_path / "bad.parquet")

@@ -48,14 +48,16 @@ def read_parquet(path: Path, text: Collection[str] | None = None) -> Table:
     schema = file.schema_arrow
     header = tuple(map(str, schema.names))
     check_header(path, header)
-    for field in schema:
-        if field.type.num_fields:
-            raise MixMatchError(f"{path} column '{field.name}' holds a {field.type}: spread it over columns of numbers")
     if (rows := file.metadata.num_rows) == 0:
         raise MixMatchError(f"{path} has no rows")
 
     def column(name: str) -> Names | Matrix:
         where = f"cannot read {path}: column '{name}'"
+        if (kind := schema.field(name).type).num_fields:
+            raise MixMatchError(
+                f"{path} column '{name}' holds a {kind}: spread it over columns of numbers, or leave it out with "
+                f"ignore='{name}'"
+            )
         try:
             values = file.read(columns=[name])[name]
         except (OSError, arrow.ArrowException) as error:
