@@ -121,6 +121,15 @@ def test_nothing_is_computed_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert network.seen == before + 2 + 100
 
 
+def test_one_view_each_is_not_computed_twice(tmp_path: Path) -> None:
+    """Images to learn from and to test on then differ in nothing but their place, and are kept apart."""
+    images, network = source(), Mean()
+    embed(images, network, views=1, cache=tmp_path)
+    before = network.seen
+    embed(images, network, views=1, cache=tmp_path)
+    assert network.seen == before + 2
+
+
 def test_what_was_embedded_before_a_stop_is_kept(tmp_path: Path) -> None:
     images, network = source(train=100), Mean()
 

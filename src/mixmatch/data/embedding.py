@@ -90,8 +90,8 @@ def embed(
     worker = _Worker(frozen, CropFlip(min(shape[1:]) // 8, flip), size, device)
     total, done = len(train) * views + len(source.test), 0
     parts = []
-    for rows, each in ((train, views), (source.test, 1)):
-        file = None if cache is None else cache / f"features-{worker.key(name, each)}.npz"
+    for file_name, rows, each in (("features", train, views), ("features-test", source.test, 1)):
+        file = None if cache is None else cache / f"{file_name}-{worker.key(name, each)}.npz"
         shown = None if progress is None else lambda count, begun=done: progress(begun + count, total)
         parts.append(worker.all(rows.inputs, each, file, shown))
         done += len(rows) * each
