@@ -330,6 +330,22 @@ def test_bar_on_a_terminal(trained: Path, photos: Path, start: Call, tmp_path: P
     assert text.count("warning: cannot read") == 4
 
 
+def test_bar_above_sorted_predictions(trained: Path, start: Call, tmp_path: Path) -> None:
+    """Both outputs are one terminal: the bar, with a speed even after a single batch, is gone before the first row."""
+    for number, pixels in enumerate(PIXELS[:40]):
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    terminal = Terminal(200)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "100", "NO_COLOR": "1"}
+    outputs = {"stdout": terminal.end, "stderr": terminal.end, "env": environment}
+    code = start("predict", trained, tmp_path, "--sort", "uncertain", **outputs).wait(timeout=300)
+    text = terminal.read()
+    assert code == 0, text
+    bar, _, rows = text.rpartition("\x1b[2K")
+    assert re.search(r"40/40 files\S* +\S*[1-9][\d,]* images/s", bar), bar
+    assert ".png" not in bar
+    assert len(list(csv.reader(io.StringIO(rows)))) == 40
+
+
 def test_evaluate(trained: Path, call: Call) -> None:
     last = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
     result = call("evaluate", trained, "--json")

@@ -114,14 +114,14 @@ def predict(
         raise MixMatchError(f"--output {output} is one of the inputs and would be overwritten: name another file")
     classifier = load_run(run, device)
     # Predictions that scroll by on the same terminal are progress enough, and would break a bar.
-    shown = output is not None or sort is not None or not sys.stdout.isatty()
-    bar = _Bar("row" if holds_rows(paths[0]) else "image", shown)
+    same = output is None and sys.stdout.isatty()
+    bar = _Bar("row" if holds_rows(paths[0]) else "image", shown=sort is not None or not same, transient=same)
     own = classifier.encoding.id_column if classifier.encoding is not None else None
     named = id_column or (own if any(path.lower().endswith(TABLES) for path in paths) else None)
     predictions = predict_files(classifier, paths, id_column=id_column, on_error=bar.unreadable, progress=bar.progress)
     try:
         with quiet_pillow(), closing(predictions), closing(bar):
-            rows = _least_certain_first(predictions) if sort else predictions
+            rows = _least_certain_first(predictions, bar) if sort else predictions
             written = _write(kind, output, rows, classifier.classes, named)
     except BrokenPipeError:
         raise
@@ -143,15 +143,17 @@ def _show_shards(output_dir: str, done: Summary, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _least_certain_first(predictions: Iterable[Prediction]) -> Iterator[Prediction]:
+def _least_certain_first(predictions: Iterable[Prediction], bar: _Bar) -> Iterator[Prediction]:
     """Nothing is predicted before the first is asked for, so that the output is opened first."""
-    yield from sorted(predictions, key=lambda p: p.probability)
+    found = sorted(predictions, key=lambda p: p.probability)
+    bar.close()  # what follows may scroll by on the same terminal
+    yield from found
 
 
 class _Bar:
     """A bar on a terminal, and a line on standard error for each file that cannot be read."""
 
-    def __init__(self, noun: str, shown: bool) -> None:
+    def __init__(self, noun: str, *, shown: bool, transient: bool = False) -> None:
         self.console = Screen(stderr=True)
         self.shown = shown and sys.stderr.isatty() and not self.console.is_dumb_terminal
         self.warned = False
@@ -160,19 +162,23 @@ class _Bar:
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("rows" if noun == "row" else "files"),
-            TextColumn(f"{{task.fields[speed]:,.0f}} {noun}s/s"),
+            TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(elapsed_when_finished=True),
         )
         # Standard output is for the predictions: rich would take it over.
-        self.bar = Progress(*columns, console=self.console, redirect_stdout=False, redirect_stderr=False)
-        self.task = self.bar.add_task("", speed=0)
+        self.bar = Progress(
+            *columns, console=self.console, transient=transient, redirect_stdout=False, redirect_stderr=False
+        )
+        self.noun, self.task = noun, self.bar.add_task("", speed="")
 
     def progress(self, done: int, total: int) -> None:
         if self.shown and total > FEW:
             self.bar.start()
             self.bar.update(self.task, completed=done, total=total)
             task = self.bar.tasks[0]
-            self.bar.update(self.task, speed=task.finished_speed or task.speed or 0)
+            if done:  # rich has a speed from the second batch on
+                speed = task.finished_speed or task.speed or done / (task.elapsed or 1)
+                self.bar.update(self.task, speed=f"{speed:,.0f} {self.noun}s/s")
 
     def unreadable(self, file: Path | str, reason: str) -> None:
         self.warned = True
