@@ -16,6 +16,9 @@ from saying import one_line
 from mixmatch import methods
 from mixmatch.cli import COMMANDS, Command, Group, function_of, in_command, with_options
 from mixmatch.cli.commands import unwrapped
+from mixmatch.cli.report import show_verdict
+from mixmatch.data.opened import Basis
+from mixmatch.report import Verdict
 
 Call = Callable[..., Any]
 
@@ -112,6 +115,20 @@ def test_help_and_tables_fit_80_columns(call: Call, monkeypatch: pytest.MonkeyPa
         for bad in ("…", "<bool>", "BOOLEAN"):
             assert bad not in shown, words
     assert "svhn-extra" in call("data", "list").out
+
+
+def test_a_number_and_its_percent_sign_are_on_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    verdict = Verdict(Basis("the 400 images under test/"), images=400, wrong=140, guessing=75.0)
+    for width in range(40, 120):
+        monkeypatch.setenv("COLUMNS", str(width))
+        show_verdict(verdict)
+        lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+        assert max(map(len, lines)) <= width
+        assert not [line for line in lines if line.lstrip().startswith("%")], width
+        assert "35.0 % test" in lines[0]
 
 
 def test_a_pipe_is_as_wide_as_columns_says(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

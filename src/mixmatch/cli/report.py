@@ -71,6 +71,8 @@ def show_verdict(verdict: Verdict) -> None:
         show("\n".join(f"{name + ': ' if name else '      '}{text}" for name, text in lines))
         return
     table = Table.grid(padding=(0, 2, 0, 0))
+    width = screen.width - max(len(name) for name, _ in lines) - 4
     for name, text in lines:
-        table.add_row(Text(name, "bold"), Text(text.replace(" %", "\u00a0%")))
+        folded = Text(text.replace(" %", "\ue000%")).wrap(screen, width)  # rich folds at a no-break space, too
+        table.add_row(Text(name, "bold"), Text("\n".join(line.plain for line in folded).replace("\ue000", " ")))
     screen.print(table)
