@@ -80,7 +80,10 @@ def test_bars_stay_until_the_last_run_ends_and_can_begin_again() -> None:
     assert "error 12.35 %  loss 0.5" in text or "error 12.34 %  loss 0.5" in text
     assert "digits mixmatch seed 1: [compiled] in 3 s" in text  # not taken for markup
     third = Terminal(bars, " seed 3")
+    before = len(console.file.getvalue())  # type: ignore[attr-defined]
     third.start("digits mixmatch", 10, 100)
+    again = console.file.getvalue()[before:].partition("seed 3")[0]  # type: ignore[attr-defined]
+    assert "\x1b[1A" not in again  # what stands above is not erased
     assert bars.live.is_started
     assert [(task.description, task.completed) for task in bars.tasks] == [("digits mixmatch seed 3", 10)]
     third.close()

@@ -93,4 +93,6 @@ def compare(
             row["method"], f"{row['labels']:,}", seeds_text, f"{row['error']:.2f}{deviation}", f"{row['seconds']:.1f}"
         )
     console().print(table)
+    if not is_path(data):
+        show("test error: of each run the median of its last 20 evaluations")
     show(f"error over minutes and steps: {folder / 'error.png'}")

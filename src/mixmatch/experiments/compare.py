@@ -19,7 +19,7 @@ from mixmatch.methods.base import Method, method_settings
 from mixmatch.training.job import Work
 from mixmatch.training.opening import refuse_changed, user_data
 from mixmatch.training.plan import plan
-from mixmatch.training.progress import Reporter
+from mixmatch.training.progress import Reporter, on_stderr
 from mixmatch.training.run import Record, RunFolder
 from mixmatch.training.session import resumed
 
@@ -66,8 +66,9 @@ def compare(
     work = []
     for (label, seed), folder in folders.items():
         given = {**settings, "method": labels[label], "seed": seed}
-        shared: dict[str, Any] = {"resume": True, "device": device, "data_dir": data_dir, "reporter": reporter}
-        each = plan(data, given, reading, out=folder, **shared)
+        shared: dict[str, Any] = {"resume": True, "device": device, "data_dir": data_dir}
+        shown = reporter or (on_stderr(f" seed {seed}") if len(seeds) > 1 else None)
+        each = plan(data, given, reading, out=folder, reporter=shown, **shared)
         work.append(replace(each, note=spelled(each.note)))
     unfinished = [each for each in work if not _finished(each, settings.get("steps"))]
     _refuse_mixed(work)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
@@ -126,6 +127,8 @@ class Bars(Progress):
         self._running = 0
 
     def begin(self) -> None:
+        if not self._running:  # one that ended would erase lines above it if it were started again
+            self.live = Live(console=self._screen, refresh_per_second=10, get_renderable=self.get_renderable)
         self._running += 1
         self.start()
 
