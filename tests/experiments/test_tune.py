@@ -371,6 +371,7 @@ def test_texts_that_say_where_to_search(text: str, expected: Any) -> None:
         ("lambda_u=1..100:exp", "is not NAME=LOW..HIGH"),
         ("lambda_u=1..x", "is not NAME=LOW..HIGH"),
         ("mix=1..2", "is not NAME=LOW..HIGH"),
+        ("K=1-4", "is not NAME=LOW..HIGH"),
         ("lambda_v=1..2", "unknown setting 'lambda_v': did you mean 'lambda_u'"),
         ("T=-1..1", "T=-1.0 must be a number of at least 0"),
         ("T=1..0.5", "the first number must be below the second"),

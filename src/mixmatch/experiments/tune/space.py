@@ -95,7 +95,12 @@ def parse(text: str, declared: Mapping[str, Setting]) -> tuple[str, Range | Choi
         raise MixMatchError(f"{name} is not searched: {NOT_SEARCHED[name]}")
     setting = declared[name]
     if ".." not in where:
-        values = tuple(_value(setting, each.strip()) for each in where.split(","))
+        try:
+            values = tuple(_value(setting, each.strip()) for each in where.split(","))
+        except MixMatchError:
+            if "," in where:
+                raise
+            raise MixMatchError(f"cannot search {how}") from None  # a range in another spelling, such as 1-4
         if len(set(values)) < len(values):
             raise MixMatchError(f"cannot search '{text}': a value is there twice")
         return name, Choices(values)
