@@ -271,12 +271,20 @@ def test_label_shows_what_may_be_published_and_what_is_left(votes, tmp_path):
     spent = as_json(*common, "--max-epsilon", 0.6)
     text = pate(*common, "--max-epsilon", 0.6).stdout
     published, used = spent["epsilon_data_independent_all_charged"], spent["epsilon_realised"]
-    assert f"privacy: epsilon {published:.2f} at delta 1e-05, which is safe to publish\n" in text
+    # Where this budget ends it depends on the votes, and so does what is charged until then.
+    assert f"privacy: epsilon {published:.2f} at delta 1e-05, not safe to publish: the budget ended it" in text
     assert f"budget: {used:.2f} of 0.6 spent (--charging realised --bound data-dependent; private)\n" in text
     assert f"{spent['epsilon_expected']:.4f}" not in text
     assert f"{spent['epsilon_expected']:.4f}" in pate(*common, "--max-epsilon", 0.6, "--all").stdout
     public = ("--ledger", tmp_path / "b.jsonl", "--max-epsilon", 1, "--bound", "data-independent", "--charging", "all")
-    assert "spent (--charging all --bound data-independent)\n" in pate(*common, *public).stdout
+    chosen = (*common, "--ledger", tmp_path / "c.jsonl", "--queries")
+    asked = as_json(*chosen, 8)["epsilon_data_independent_all_charged"]
+    text = pate(*chosen, 5).stdout
+    assert "\n3 more were asked before; the epsilon is of all 8\n" in text
+    assert f"privacy: epsilon {asked:.2f} at delta 1e-05, which is safe to publish\n" in text
+    text = pate(*common, *public).stdout
+    assert "spent (--charging all --bound data-independent)\n" in text
+    assert "which is safe to publish\n" in text
     assert "budget" not in pate(*common).stdout
 
 

@@ -77,6 +77,7 @@ def label(
         given = answer_queries(book, rows, limit, seed)
         spent = {name: book.epsilon(limit, *WAYS[name]).value for name in SPENT}
         of_budget = book.epsilon(limit, limit.charging, limit.bound).value
+        earlier = len(book.answers) - len(given)
     answers = collect(given, votes.queries, vote_classes(vote_file.votes, votes))
     try:
         replace_durably(output, FORMATS[output.suffix](answers).encode())
@@ -109,19 +110,25 @@ def label(
     if as_json:
         print_json(record)
     else:
-        _print(record, of_budget, everything)
+        _print(record, of_budget, earlier, everything)
 
 
-def _print(record: dict[str, Any], of_budget: float, everything: bool) -> None:
+def _print(record: dict[str, Any], of_budget: float, earlier: int, everything: bool) -> None:
     screen = console()
     kept = f", {record['kept_by_student']:,} kept by the student" if record["kept_by_student"] else ""
     screen.print(
         f"{record['asked']:,} queries asked: {record['answered']:,} answered{kept}, {record['refused']:,} refused"
     )
-    screen.print(in_words(record), soft_wrap=True)
+    if earlier:
+        screen.print(f"{earlier:,} more were asked before; the epsilon is of all {record['asked'] + earlier:,}")
+    by_votes = (record["charging"], record["bound"]) != WAYS[PUBLISHED]
+    if record["stopped_by_budget"] and by_votes:
+        screen.print(in_words(record, "not safe to publish: the budget ended it, so the votes did"), soft_wrap=True)
+    else:
+        screen.print(in_words(record), soft_wrap=True)
     if record["max_epsilon"] is not None:
         how = f"--charging {record['charging']} --bound {record['bound']}"
-        private = "" if (record["charging"], record["bound"]) == WAYS[PUBLISHED] else "; private"
+        private = "; private" if by_votes else ""
         screen.print(f"budget: {of_budget:.2f} of {record['max_epsilon']:g} spent ({how}{private})", soft_wrap=True)
     if everything:
         table = Table("spent by this ledger", "epsilon", "what it is", box=box.SIMPLE)

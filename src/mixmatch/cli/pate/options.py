@@ -163,8 +163,8 @@ def show_part(part: str, done: int, noun: str, as_json: bool) -> None:
         print(f"part {part}: {count(done, noun)} finished; {again}")
 
 
-def in_words(privacy: dict[str, Any]) -> str:
-    """The epsilon that is safe to publish, and what it and its delta mean.
+def in_words(privacy: dict[str, Any], safe: str = "which is safe to publish") -> str:
+    """The epsilon that holds for any votes, whether it is safe to publish, and what it and its delta mean.
 
     >>> print(in_words({"epsilon_data_independent_all_charged": 3.1277, "delta": 1e-6}))
     privacy: epsilon 3.13 at delta 1e-06, which is safe to publish
@@ -174,7 +174,7 @@ def in_words(privacy: dict[str, Any]) -> str:
     epsilon = privacy[PUBLISHED]
     factor = f"{math.exp(epsilon):,.{0 if epsilon > 2 else 1}f}" if epsilon < 14 else f"10^{epsilon / math.log(10):.0f}"
     return (
-        f"privacy: epsilon {epsilon:.2f} at delta {privacy['delta']:g}, which is safe to publish\n"
+        f"privacy: epsilon {epsilon:.2f} at delta {privacy['delta']:g}, {safe}\n"
         f"  epsilon: one private record makes no outcome more than {factor} times as likely\n"
         "  delta: the probability that this fails; keep it below 1 / number of records"
     )
