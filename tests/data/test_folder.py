@@ -446,8 +446,11 @@ def test_one_class(tmp_path: Path) -> None:
 def test_all_unlabeled(tmp_path: Path) -> None:
     blank(tmp_path / "unlabeled/a.png", 1)
     blank(tmp_path / "unlabeled/b.png", 1)
-    with pytest.raises(MixMatchError, match="has no labeled images to train on, only 2 others: put images into"):
+    with pytest.raises(
+        MixMatchError, match="has no labeled images to train on, only 2 others: put images into"
+    ) as found:
         read_folder(tmp_path)
+    assert str(found.value).endswith(f", or label them in the browser: mixmatch label {tmp_path}")
 
 
 def test_no_unlabeled(tmp_path: Path) -> None:

@@ -92,7 +92,8 @@ def cross_validate(
     missing = [fold for fold in range(folds) if fold not in there]
     bar = reporter if reporter is not None and missing else Quiet()
     with contextlib.closing(bar):
-        bar.start(f"cross-validation, {folds} models", len(there) * settings.steps, folds * settings.steps)
+        title = f"cross-validation of {settings.method}, {folds} models"
+        bar.start(title, len(there) * settings.steps, folds * settings.steps)
         for done, fold in enumerate(missing, len(there)):
             held = labeled[assigned == fold]
             shown = lambda trainer, done=done: bar.steps(done * settings.steps + trainer.step, {})  # noqa: E731

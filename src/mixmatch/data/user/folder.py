@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import shlex
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -94,13 +95,14 @@ def list_folder(path: str | os.PathLike[str], labels_file: str | os.PathLike[str
     how = f"put images into {root}/<class>/ and {root}/{UNLABELED}/"
     if labels_file is not None:
         how = f"name images and their labels in {labels_file}"
+    label = f", or label them in the browser: mixmatch label {shlex.quote(str(path))}" if labels_file is None else ""
     if not entries:
         if loose := len(tree.entries):
-            raise MixMatchError(f"{root} has {count(loose, 'image')}, but none in a folder of its class: {how}")
+            raise MixMatchError(f"{root} has {count(loose, 'image')}, but none in a folder of its class: {how}{label}")
         raise _explained(f"there are no images in {root} (looked for {', '.join(SUFFIXES)}): {how}", findings)
     if not any(entry.label is not None and entry.part == "train" for entry in entries):
         others = count(len(entries), "other")
-        raise _explained(f"{root} has no labeled images to train on, only {others}: {how}", findings)
+        raise _explained(f"{root} has no labeled images to train on, only {others}: {how}{label}", findings)
     return Listed(root, root.resolve().name, _in_row_order(entries), findings, how, labels_file is None)
 
 
