@@ -254,6 +254,7 @@ def test_a_method_that_is_not_there(call: Call, more: list[str]) -> None:
         ("use method=supervised.", "use --method supervised."),
         ("labels=138: the student", "--labels 138: the student"),
         ("image_size= and label_column= are for", "--image-size and --label-column are for"),
+        ("needs threshold=, sigma1=, sigma2=", "needs --threshold, --sigma1, --sigma2"),
         ("continue with checkpoint=step-00000005", "continue with --checkpoint step-00000005"),
         # What a person wrote stays as it is, also in quotes.
         ("schedule='cosin' must be", "--schedule 'cosin' must be"),

@@ -140,6 +140,7 @@ def test_too_little_memory_on_a_gpu(call: Call, finished: Path, monkeypatch: pyt
         (["train"], "DATA"),
         (["trian", "digits"], "'train'"),
         (["compare", "digits", "--seeds"], "--seeds"),
+        (["predict", "run", "photos", "--sort", "sure"], "'--sort': 'sure' is not one of 'uncertain'"),
     ],
 )
 def test_usage(arguments: list[str], says: str, call: Call) -> None:

@@ -239,7 +239,7 @@ def main(failed: BaseException | None = None) -> None:
         # The option parser's own errors; their class depends on typer's version.
         if not hasattr(error, "format_message"):
             raise
-        message = " ".join(error.format_message().split())
+        message = " ".join(error.format_message().split()).replace("Value error, ", "")  # pydantic's, in typer
         if not message:  # no arguments at all: the help
             error.show()  # type: ignore[attr-defined]
             sys.exit(2)
@@ -262,7 +262,7 @@ def in_command(message: str) -> str:
 
 RESUME = "continue with --resume"
 _VALUE = r"""True\b|\w+://[\w.:\[\]-]*+|'[^']*'|"[^"]*"|[\w.:+-]*+"""
-_PARAMETER = re.compile(rf"(?<![\w'\"{{/\\?&.=,-])(?<!\w\()([A-Za-z][A-Za-z_]*)=({_VALUE})(?![\w/\\=>{{\[])")
+_PARAMETER = re.compile(rf"(?<![\w'\"{{/\\?&.=,-])(?<!\w\()([A-Za-z][A-Za-z_0-9]*)=({_VALUE})(?![\w/\\=>{{\[])")
 
 
 def with_options(message: str, arguments: Iterable[str] = ()) -> str:
