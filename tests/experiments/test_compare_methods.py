@@ -42,7 +42,7 @@ def test_a_method_of_ones_own_beside_one_of_the_package(tmp_path: Path) -> None:
     assert {row["method"] for row in summarize(records)} == {"supervised", "custom:Halved"}
     plot(records, tmp_path / "error.png")
     assert (tmp_path / "error.png").stat().st_size > 1000
-    again = compare("digits", ["supervised", Halved()], [1, 2], tmp_path, **given)
+    again = compare("digits", ["supervised", Halved()], [1, 2], str(tmp_path), **given)
     assert [r["seconds"] for r in again] == [r["seconds"] for r in records]  # finished runs are kept
 
 

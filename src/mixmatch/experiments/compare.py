@@ -31,11 +31,11 @@ def compare(
     data: str,
     methods: Sequence[str | Method],
     seeds: Sequence[int],
-    out: Path,
+    out: str | Path,
     reading: Mapping[str, Any] | None = None,
     *,
     device: str = "auto",
-    data_dir: Path | None = None,
+    data_dir: str | Path | None = None,
     reporter: Reporter | None = None,
     executor: Executor | None = None,
     part: slice = slice(None),
@@ -56,7 +56,7 @@ def compare(
         spelled: how messages at the start of a run name settings.
         **settings: of the runs, the same for every method.
     """
-    labels = _labels(methods)
+    labels, out = _labels(methods), Path(out)
     runs = [(label, seed) for label in labels for seed in seeds][part]
     folders = {(label, seed): out / f"{label.replace(':', '-')}-seed{seed}" for label, seed in runs}
     for folder in folders.values():
