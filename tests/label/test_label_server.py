@@ -103,6 +103,20 @@ def test_two_people_in_conflict_see_both(desk: Desk, client: TestClient) -> None
     assert client.get("/api/state").json()["people"] == ["ann", "bob"]
 
 
+def test_a_conflict_stays_where_the_label_that_counts_is_taken_back(photos: Path) -> None:
+    desk = opened(photos)
+    client = client_of(desk)
+    label(client, "label-001", [2], "cat")
+    client.cookies.set("mixmatch-who", "bob")
+    label(client, "label-002", [2], "dog")
+    client.cookies.delete("mixmatch-who")
+    assert post(client, "undo", id="undo-0001").json()["pictures"]["flags"] == [4]
+    desk.close()
+    desk = opened(photos)
+    assert client_of(desk).get("/api/images").json()["flags"][2] == 4
+    desk.close()
+
+
 def test_numbers_of_another_listing_are_refused(client: TestClient) -> None:
     listing = client.get("/api/state").json()["listing"]
     answer = post(client, "labels", changes=[], listing="another")

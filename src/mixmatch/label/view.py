@@ -81,7 +81,7 @@ class View:
         self._guess = np.concatenate([self._guess, np.full(more, -1, np.int16)])
         self._sure = np.concatenate([self._sure, np.zeros(more, np.int16)])
         state = self.book.state
-        tables = (state.marks, state.exam, state.tests)
+        tables = (state.marks, state.conflicts, state.exam, state.tests)
         if have:
             self.refresh(file for file in listing.files[have:] if any(file in table for table in tables))
         else:
