@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,15 @@ def post(client: TestClient, path: str, **body: Any) -> Any:
 
 def label(client: TestClient, id: str, numbers: list[int], value: str | None, before: Any = None, **more: Any) -> Any:
     return post(client, "labels", changes=[{"id": id, "n": numbers, "label": value, "before": before, **more}])
+
+
+def until(client: TestClient, path: str, name: str, value: object = True) -> Any:
+    """What is answered once this is so: some things are done in the background."""
+    for _ in range(600):
+        if (answer := client.get(f"/api/{path}").json())[name] == value:
+            return answer
+        time.sleep(0.05)
+    raise AssertionError(f"{name} did not become {value}")
 
 
 def numbers(client: TestClient) -> dict[str, int]:
@@ -354,6 +364,21 @@ def test_a_full_disk_is_one_line_and_then_it_goes_on(
     monkeypatch.undo()
     assert label(client, "label-001", [2], "cat").json()["disk"] is None
     assert client.get("/api/images").json()["label"][2] == CAT
+
+
+def test_a_full_disk_is_over_once_there_is_room_also_where_nobody_labels(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("mixmatch.label.log.os.write", full)
+    assert post(client, "classes", id="class-001", do="add", name="cow").status_code == 507
+    monkeypatch.setattr("mixmatch.label.thinking.write_packed", full)
+    assert until(client, "suspects", "ready")["why"] == "This cannot be worked out: No space left on device"
+    assert client.get("/api/state").json()["disk"] is not None
+    monkeypatch.undo()
+    until(client, "state", "disk", None)
 
 
 def test_names_that_are_no_text_can_be_labeled_and_copied_but_not_written_down(tmp_path: Path) -> None:

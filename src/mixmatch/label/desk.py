@@ -323,7 +323,9 @@ class Desk:
         """Remember the content of labeled files, so that they are found again when they have moved."""
         with self.book.lock:
             state, listing = self.book.state, self.book.listing
-            if self.book.disk is not None or state.changed_at == self._remembered:
+            if self.book.disk is not None:
+                self.book.note_contents({})  # shows whether the disk has room again
+            if state.changed_at == self._remembered:
                 return
             files = [f for f in state.marks if f not in state.contents and f in listing.numbers]
             files = [f for f in files if listing.numbers[f] not in listing.gone]

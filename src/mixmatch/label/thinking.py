@@ -144,7 +144,7 @@ class Thinking:
                 self._answers[what] = self._ask(what)
                 self._errors.pop(what, None)
             except (MixMatchError, OSError) as error:
-                self._errors[what] = f"This cannot be worked out: {error}"
+                self._errors[what] = f"This cannot be worked out: {getattr(error, 'strerror', None) or error}"
             finally:
                 with self._lock:
                     self._wanted.remove(what)
