@@ -209,6 +209,7 @@ def test_undo_after_a_restart(tmp_path: Path, serve: Open, visit: Open) -> None:
     page.locator("[inert] #manage").wait_for()
     for key in ("Control+z", "1", "?"):
         keys.press(key)  # too early: nothing is there to act upon
+    page.evaluate("window.dispatchEvent(new Event('online'))")  # nor to ask for changes of
     while held:
         held.pop().continue_()
     page.locator("#undo:enabled").wait_for()

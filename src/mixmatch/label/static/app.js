@@ -216,6 +216,7 @@ store.on(() => {
 
 let polling = 0;
 async function poll() {
+  if (!store.state) return; // `start` is at it
   clearTimeout(polling);
   try {
     if (store.images === null) await store.reload();
