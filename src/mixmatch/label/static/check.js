@@ -139,7 +139,7 @@ export class CheckView {
       this.acts.replaceChildren(primary("Show both answers", () => decide(store, this.bench, n)));
       return;
     }
-    this.words.replaceChildren(`Labeled ${said}; ${this.notes.get(n) ?? ""}.`);
+    this.words.replaceChildren(`${said ? `Labeled ${said}` : "No label"}; ${this.notes.get(n) ?? ""}.`);
     if (this.kind === "suspects") this.words.append(h("span", { class: "how soft small" }, this.found.why));
     this.acts.replaceChildren(
       other && instead !== said
@@ -196,7 +196,7 @@ export class CheckView {
         primary("Continue labeling", () => this.tab.open("label")),
       ];
     return [
-      h("h2", {}, "No label stands out"),
+      h("h2", {}, this.found.at === null ? "Nothing was compared" : "No label stands out"),
       h("p", {}, this.found.why || "No label looks wrong."),
       primary("Continue labeling", () => this.tab.open("label")),
     ];
