@@ -355,6 +355,36 @@ def test_a_full_disk(tmp_path: Path, serve: Open, visit: Open) -> None:
     assert server.labels() == {first: "a"}
 
 
+def test_what_waits_for_a_server_that_is_away_says_so(tmp_path: Path, serve: Open, visit: Open) -> None:
+    """Labels wait in the browser. Whatever else is done is refused, and what was typed is still there."""
+    server = serve(digits(tmp_path / "photos", 20))
+    watched, other = visit(server.address), visit(server.address)
+    page, keys = watched.page, watched.page.keyboard
+    name_classes(page, "a", "b")
+    label_truly(page, {}, 1)
+    saved(page)
+    server.kill()
+    keys.press("Control+z")
+    page.locator("#bars [role=alert]").wait_for()
+    page.locator("#new-class").fill("c")
+    keys.press("Enter")
+    page.locator("#toast", has_text="the server does not answer").wait_for()
+    assert page.locator("#new-class").input_value() == "c"
+    server.start()
+    saved(page)
+    other.page.route("**/api/redo", lambda route: route.abort())
+    for tab in (other, watched):
+        tab.page.locator("#grid").press("Control+Shift+z")
+    other.page.locator("#bars [role=alert]").wait_for()
+    saved(page)
+    other.page.unroute("**/api/redo")
+    other.page.locator("#toast", has_text="there is nothing to redo").wait_for()
+    saved(other.page)  # it was answered, if only with a refusal
+    assert other.page.locator("#bars > *").count() == 0
+    watched.check(AWAY)
+    other.check(AWAY, "ERR_FAILED", "422")
+
+
 def test_a_browser_that_keeps_nothing(tmp_path: Path, serve: Open, visit: Open) -> None:
     """Its storage is full while the server is away: the page says that labels are in it alone, as long as they are."""
     server = serve(digits(tmp_path / "photos", 3))

@@ -23,6 +23,7 @@ export class Outbox {
     this.refused = []; // the server understood and said no: kept until a person decides
     this.trouble = null; // {status, line} of the last attempt
     this.sending = false;
+    this.flushing = []; // who waits for all of it to be saved
     this.tick = 0;
   }
 
@@ -140,14 +141,14 @@ export class Outbox {
     for (const change of changes) localStorage.removeItem(change.key);
     this.waiting = this.waiting.filter((change) => !gone.has(change));
     this.overlay();
-    for (const resolve of this.flushed?.splice(0) ?? []) this.flush().then(resolve);
+    for (const { resolve, reject } of this.flushing.splice(0)) this.flush().then(resolve, reject);
   }
 
-  // Resolves when nothing waits any more.
+  // Resolves when nothing waits any more; fails as soon as something cannot be saved now.
   flush() {
     if (!this.waiting.length) return Promise.resolve();
     this.send();
-    return new Promise((resolve) => (this.flushed ??= []).push(resolve));
+    return new Promise((resolve, reject) => this.flushing.push({ resolve, reject }));
   }
 
   async send() {
@@ -205,6 +206,7 @@ export class Outbox {
       return false;
     }
     if (status === 400 || status === 404 || status === 413 || status === 415 || status === 422) {
+      this.trouble = null; // it is an answer
       if (batch.length > 1) return (this.alone = true); // one of them is refused: find out which
       this.alone = false;
       const [change] = batch;
@@ -217,6 +219,7 @@ export class Outbox {
       return true;
     }
     this.trouble = { status, line: refused.message };
+    for (const { reject } of this.flushing.splice(0)) reject(refused);
     for (const change of this.waiting) if (change.unkept) this.keep(change); // there may be room by now
     this.told();
     clearTimeout(this.again);

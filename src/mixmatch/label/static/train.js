@@ -342,8 +342,10 @@ export class TrainView {
     if (steps) wanted.steps = steps;
     else if (Number(this.minutes.value)) wanted.minutes = Number(this.minutes.value);
     this.start.disabled = true;
-    await this.bench.outbox.flush();
-    await this.act("/api/train", resume ? { id: newId(), resume } : wanted);
+    await this.bench.outbox.flush().then(
+      () => this.act("/api/train", resume ? { id: newId(), resume } : wanted),
+      (refused) => toast(refused.message),
+    );
     this.start.disabled = false;
   }
 
