@@ -385,6 +385,28 @@ def test_what_waits_for_a_server_that_is_away_says_so(tmp_path: Path, serve: Ope
     other.check(AWAY, "ERR_FAILED", "422")
 
 
+def test_an_undo_whose_answer_is_lost_is_done_once(tmp_path: Path, serve: Open, visit: Open) -> None:
+    server = serve(digits(tmp_path / "photos", 3))
+    watched = visit(server.address)
+    page, keys = watched.page, watched.page.keyboard
+    name_classes(page, "a", "b")
+    expected: dict[str, str] = {}
+    label_truly(page, expected, 1)
+    keys.press("1")
+    saved(page)
+
+    def lose(route: Any) -> None:
+        route.fetch()
+        route.abort()
+
+    page.route("**/api/undo", lose, times=1)
+    keys.press("Control+z")
+    page.locator("#toast", has_text=re.compile(r"^Undone\.$")).wait_for()
+    saved(page)
+    watched.check("ERR_FAILED")
+    assert server.labels() == expected
+
+
 def test_a_browser_that_keeps_nothing(tmp_path: Path, serve: Open, visit: Open) -> None:
     """Its storage is full while the server is away: the page says that labels are in it alone, as long as they are."""
     server = serve(digits(tmp_path / "photos", 3))

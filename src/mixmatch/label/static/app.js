@@ -165,10 +165,12 @@ function bars(waiting) {
   $("#bars").replaceChildren(...list);
 }
 
-// What an undo or redo did is said by the server: it knows the whole story, and what it left alone.
+// What an undo or redo did is said by the server: it knows the whole story, and what it left alone. Asked a second time,
+// since its first answer was lost, it does not say what.
 function reversed({ kind }, { what, left, kept }, refused = false) {
   const others = kept?.length ? ` ${count(kept.length, "picture")} left alone: somebody else changed them since.` : "";
-  const done = left ? `Left alone, ${left}.` : `${kind === "undo" ? "Undone" : "Done again"}: ${what}.`;
+  const verb = kind === "undo" ? "Undone" : "Done again";
+  const done = left ? `Left alone, ${left}.` : what ? `${verb}: ${what}.` : `${verb}.`;
   toast(refused ? what : `${done}${others}`);
   views[tab.current].reversed?.();
 }
