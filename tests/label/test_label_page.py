@@ -407,6 +407,31 @@ def test_an_undo_whose_answer_is_lost_is_done_once(tmp_path: Path, serve: Open, 
     assert server.labels() == expected
 
 
+def test_the_current_picture_stays_in_sight_below_a_bar(tmp_path: Path, serve: Open, visit: Open) -> None:
+    server = serve(digits(tmp_path / "photos", 40))
+    watched = visit(server.address)
+    page, keys = watched.page, watched.page.keyboard
+    name_classes(page, "a", "b")
+    keys.press("ArrowDown")
+    while page.locator("#grid").evaluate("box => box.scrollTop") == 0:
+        keys.press("ArrowDown")
+    hidden = """() => {
+        const place = (each) => document.querySelector(each).getBoundingClientRect();
+        const [box, tile] = [place("#grid"), place(".tile.current")];
+        return Math.max(0, box.top - tile.top, tile.bottom - box.bottom);
+    }"""
+    assert page.evaluate(hidden) == 0
+    server.kill()
+    keys.press("1")
+    keys.press("ArrowLeft")
+    page.locator("#bars [role=alert]").wait_for()
+    assert page.evaluate(hidden) == 0
+    server.start()
+    saved(page)
+    assert page.evaluate(hidden) == 0
+    watched.check(AWAY)
+
+
 def test_a_browser_that_keeps_nothing(tmp_path: Path, serve: Open, visit: Open) -> None:
     """Its storage is full while the server is away: the page says that labels are in it alone, as long as they are."""
     server = serve(digits(tmp_path / "photos", 3))

@@ -70,8 +70,9 @@ export class Grid {
     const height = this.box.clientHeight;
     if (width <= 0 || height <= 0) return;
     if (!force && width === this.width && height === this.height) return;
-    const fraction = this.rowHeight ? this.top / this.rowHeight : 0;
-    const keep = Math.floor(fraction) * (this.columns ?? 1);
+    const first = Math.floor(this.top / this.rowHeight) * this.columns;
+    const row = Math.floor(this.current / this.columns) * this.rowHeight;
+    const inSight = !force && row + this.tile > this.top && row < this.top + this.height;
     const before = `${this.columns} ${this.tile}`;
     Object.assign(this, { width, height });
     for (let size = this.size; ; size += 8) {
@@ -82,8 +83,10 @@ export class Grid {
     }
     this.rows = Math.ceil(this.items.length / this.columns);
     this.sizer.style.height = `${Math.max(0, this.rows * this.rowHeight - GAP)}px`;
-    this.scrollTo(!force && keep ? Math.floor(keep / this.columns) * this.rowHeight : this.top);
-    if (before !== `${this.columns} ${this.tile}`) for (const [index, tile] of this.tiles) this.drop(index, tile);
+    const same = before === `${this.columns} ${this.tile}`;
+    this.scrollTo(force || same || !first ? this.top : Math.floor(first / this.columns) * this.rowHeight);
+    if (!same) for (const [index, tile] of this.tiles) this.drop(index, tile);
+    if (inSight) this.reveal();
     this.render();
   }
 
