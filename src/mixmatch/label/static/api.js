@@ -1,6 +1,6 @@
 // Talking to the server. `status` 0 means that it did not answer.
 
-export class Refused extends Error {
+class Refused extends Error {
   constructor(status, body) {
     super(body?.error ?? (status ? `the server answered ${status}` : "the server does not answer"));
     this.status = status;

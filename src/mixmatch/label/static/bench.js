@@ -4,7 +4,7 @@ import { Grid } from "./grid.js";
 import { Single } from "./single.js";
 import { BROKEN, GONE, NONE, SKIP, UNLABELED, UNREADABLE } from "./store.js";
 
-export const MARK_KEYS = { 0: NONE, x: BROKEN, z: SKIP };
+const MARK_KEYS = { 0: NONE, x: BROKEN, z: SKIP };
 const NOT_FOR_PICTURES = ["Tab", "Shift", "Control", "Alt", "Meta"];
 
 export class Bench {

@@ -31,7 +31,7 @@ export function box(title, children, { wide = false } = {}) {
 
 export function help(bench) {
   const rows = [
-    [["1", "9"], "a class: its key is printed on it; further classes have letters"],
+    [["1 – 9"], "a class: its key is printed on it; further classes have letters"],
     [["0"], "none of these"],
     [["x"], "not an image"],
     [["z"], "skip for now"],

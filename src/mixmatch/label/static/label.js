@@ -248,7 +248,7 @@ export class LabelView {
     if (key === this.shown && Boolean(shown) === Boolean($(".banners").firstChild)) return;
     this.shown = key;
     const typing = document.activeElement?.id === "first-class" ? document.activeElement.value : null;
-    $(".banners").replaceChildren(shown ? this.paintAdvice(shown) : "");
+    $(".banners").replaceChildren(...(shown ? [this.paintAdvice(shown)] : []));
     if (typing === null) return;
     const field = $("#first-class") ?? this.side.field; // whoever types goes on typing
     field.value = typing;
