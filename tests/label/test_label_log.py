@@ -448,7 +448,12 @@ def test_a_full_disk_loses_nothing_and_goes_on(tmp_path: Path, monkeypatch: pyte
             return write(handle, data[:20])
         raise OSError(28, "No space left on device")
 
+    def keep(handle: int, length: int) -> None:
+        """Some file systems have to write before they give room back."""
+        raise OSError(28, "No space left on device")
+
     monkeypatch.setattr(os, "write", half)
+    monkeypatch.setattr(os, "ftruncate", keep)
     with pytest.raises(DiskFull, match="the disk is full"):
         book.label("ann", [change("1", FILES[:1], "cat"), change("2", FILES[1:2], "cat")])
     assert shown(book.state) == before
@@ -491,9 +496,10 @@ def test_a_log_that_somebody_shortens_is_not_written_to(tmp_path: Path) -> None:
     book = book_of(tmp_path)
     book.act("ann", "class-add-1", "add", {"name": "cat"})
     os.truncate(book.log.path, 5)
-    with pytest.raises(DiskFull, match="was shortened by another program"):
-        book.label("ann", [change("1", FILES[:1], "cat")])
-    assert book.log.path.stat().st_size <= 5
+    for _ in range(2):  # a page asks again and again
+        with pytest.raises(DiskFull, match="was shortened by another program"):
+            book.label("ann", [change("1", FILES[:1], "cat")])
+    assert book.log.path.stat().st_size == 5
 
 
 def test_a_log_that_is_closed_writes_to_no_other_file(tmp_path: Path) -> None:

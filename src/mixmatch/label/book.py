@@ -346,6 +346,8 @@ class Book:
 
     def _add(self, events: list[Event], event: Event) -> Event:
         """Apply an event that the next ones build upon, to be written with them."""
+        if not events:
+            self.log.check()
         events.append(event)
         self._apply(event)
         return event

@@ -66,6 +66,8 @@ class Log:
         ValueError, KeyError or TypeError), is set aside."""
         with explaining(f"cannot read the labels in {self.path}"):
             content = self.content()
+        if self._length:  # read again: what is behind was never acknowledged, and the next write cuts it off
+            content = content[: self._length]
         whole = content.rfind(b"\n") + 1
         if torn := content[whole:]:
             self._set_aside([torn])
@@ -114,20 +116,26 @@ class Log:
                 "everything else was read"
             )
 
+    def check(self) -> None:
+        """Refuse what could not be written, nor taken back: another program has shortened the file."""
+        try:
+            size = os.fstat(self._handle).st_size
+        except OSError as error:
+            raise DiskFull(_why(self.folder, error)) from None
+        if size < self._length:
+            raise DiskFull(
+                f"{self.path} was shortened by another program: put it back (there are copies in "
+                f"{self.folder / COPIES}) and start again"
+            )
+
     def append(self, events: Iterable[Event]) -> None:
         """Write events and wait until they are on the disk. After an error the log is as it was before."""
         data = b"".join(json.dumps(event, separators=(",", ":")).encode() + b"\n" for event in events)
+        self.check()
         try:
-            status = os.fstat(self._handle)
-            if status.st_nlink == 0:
+            if os.fstat(self._handle).st_nlink == 0:
                 self._restore()
-                status = os.fstat(self._handle)
-            if status.st_size < self._length:
-                raise DiskFull(
-                    f"{self.path} was shortened by another program: put it back (there are copies in "
-                    f"{self.folder / COPIES}) and start again"
-                )
-            if status.st_size > self._length:
+            if os.fstat(self._handle).st_size > self._length:
                 os.ftruncate(self._handle, self._length)  # what an earlier failure left
             view = memoryview(data)
             while view:
