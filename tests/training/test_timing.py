@@ -142,7 +142,7 @@ def test_images_without_a_gpu_are_tried_as_features(monkeypatch: pytest.MonkeyPa
     assert "basic features of each image, then 1,024 steps of" in found.message
     assert "with mlp" in found.message
     assert first is not None
-    assert first[:2] == (None, None)
+    assert first.image_size is None  # how many steps there is time for, the machine decides
 
 
 def test_cross_validation_is_part_of_the_time() -> None:
