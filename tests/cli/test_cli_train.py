@@ -165,7 +165,9 @@ def test_every_setting_has_an_option() -> None:
 
 def shown_options(text: str) -> set[str]:
     """The options that a help lists, one at the beginning of a line of a box."""
-    return {match[1].replace("-", "_") for match in re.finditer(r"^│ (?:\*\s+)?--(?:\[no-\])?([\w-]+)", text, re.MULTILINE)}
+    return {
+        match[1].replace("-", "_") for match in re.finditer(r"^│ (?:\*\s+)?--(?:\[no-\])?([\w-]+)", text, re.MULTILINE)
+    }
 
 
 @pytest.mark.parametrize("name", methods.METHODS)
