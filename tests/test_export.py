@@ -211,6 +211,18 @@ def test_nowhere_to_write(
     assert "is not a run folder" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")
+@pytest.mark.parametrize("kind", ["onnx", "safetensors"])
+def test_a_pipe_or_a_device_is_not_replaced_by_a_file(kind: str, model: Path, tmp_path: Path) -> None:
+    """An administrator who names /dev/null would take it away from all programs."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "null").symlink_to(os.devnull)
+    for place in (tmp_path / "pipe", tmp_path / "null"):
+        with pytest.raises(MixMatchError, match=f"cannot write {place}: it is not a plain file"):
+            export.export_model(model, place, format=kind)
+        assert not place.is_file()
+
+
 def test_an_unfinished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run folder gives its model; before there is one, that of the newest checkpoint."""
     folder = tmp_path / "digits-run"

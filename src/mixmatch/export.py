@@ -25,7 +25,7 @@ from mixmatch.augment import to_unit_range
 from mixmatch.classifier import NORMALIZATION, Classifier, load_run
 from mixmatch.data.user.encoding import Numeric
 from mixmatch.errors import MixMatchError, explaining, not_installed, unknown
-from mixmatch.storage import replace_durably
+from mixmatch.storage import refuse_device, replace_durably
 
 TOLERANCE = 1e-4
 """How far a probability of the exported model may be from the classifier's."""
@@ -100,8 +100,10 @@ def export_model(
         if isinstance(run, Classifier):
             raise MixMatchError("name the file with path=: a classifier has no name")
         path = Path(f"{Path(run).stem if Path(run).is_file() else Path(run).resolve().name}.{format}")
-    classifier = run if isinstance(run, Classifier) else load_run(run, "cpu", copy.deepcopy(network))
     path = Path(path)
+    with explaining(f"cannot write {path}"):
+        refuse_device(path)
+    classifier = run if isinstance(run, Classifier) else load_run(run, "cpu", copy.deepcopy(network))
     if format == "onnx":
         return Exported(path, to_onnx(classifier, path))
     with explaining(f"cannot write {path}"):

@@ -209,6 +209,13 @@ def replace_durably(path: Path, content: bytes, mode: int = 0o666) -> None:
     sync_folder(path.parent)
 
 
+def refuse_device(path: Path) -> None:
+    """An error if there is a device or a pipe in the place that a user names. What is renamed to that place when it is
+    written would take it away; an administrator would take /dev/null away from all programs."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise NotPlain(path, "it is not a plain file")
+
+
 def keep_alone(path: Path, most: int) -> None:
     """Before a file is appended to: one with a second name elsewhere (a hard link) gets a content of its own, so that
     the other, such as a backup, stays as it is."""

@@ -292,6 +292,9 @@ def test_parquet(trained: Path, photos: Path, call: Call, tmp_path: Path, monkey
         assert table[name].to_pylist() == [row["probabilities"][name] for row in rows]
     nowhere = call("predict", trained, photos, "--format", "parquet", "--output", tmp_path / "no" / "p.parquet")
     assert nowhere.err == f"error: cannot write {tmp_path / 'no' / 'p.parquet'}: No such file or directory\n"
+    (tmp_path / "null.parquet").symlink_to(os.devnull)
+    nowhere = call("predict", trained, photos, "--output", tmp_path / "null.parquet")
+    assert nowhere.err == f"error: cannot write {tmp_path / 'null.parquet'}: it is not a plain file\n"
     before = target.read_bytes()
     monkeypatch.setattr(command, "predict_files", lambda *_, **__: (1 / zero for zero in [0]))
     with pytest.raises(ZeroDivisionError):

@@ -20,7 +20,7 @@ from mixmatch.errors import MixMatchError
 from mixmatch.predict import Prediction, holds_rows, predict_files, predict_shards
 from mixmatch.predict.formats import Format, check_parquet, write
 from mixmatch.predict.shards import SHARD_SIZE, Summary
-from mixmatch.storage import temporary
+from mixmatch.storage import refuse_device, temporary
 from mixmatch.terminal import Plain, Screen
 from mixmatch.text import count
 
@@ -217,6 +217,7 @@ def _target(output: Path | None, *, binary: bool) -> Iterator[Any]:
         with output.open("w", encoding="utf-8", errors="surrogateescape", newline="") as out:
             yield out
     else:
+        refuse_device(output)
         output.parent.stat()  # an error where there is no such folder
         with temporary(output) as part:
             with part.open("xb") as raw:
