@@ -257,7 +257,7 @@ def test_the_summary_says_what_the_quoted_epsilons_are(svhn, tmp_path):
     assert done.exit_code == 0, done.output
     summary = json.loads((tmp_path / "mixmatch.json").read_text())
     assert [line["epsilon"] for line in summary["quoted"]] == [0.97, 4.96]
-    assert "does not come out of the public votes" in summary["quoted_note"]
+    assert "cannot be reproduced exactly from the public votes" in summary["quoted_note"]
     assert summary["quoted_note"] in done.output
 
 

@@ -309,7 +309,7 @@ def test_the_size_of_a_private_folder(tmp_path):
         (np.arange(24.0).reshape(12, 2), "holds features, which are standardized by all rows"),
         (
             np.arange(12 * 64.0).reshape(12, 8, 8) / 1000,
-            "are not uint8: what values mean is found out from all of them",
+            "are not uint8: their scale is determined from all of them",
         ),
     ],
 )
