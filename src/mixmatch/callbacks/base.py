@@ -48,7 +48,7 @@ class Started:
             return None
 
     def files(self, model: bool = False) -> list[Path]:
-        """What there is of a run to keep elsewhere: configuration, metrics, record, report; the `model` if asked."""
+        """The files of a run to keep elsewhere: configuration, metrics, record, report; the `model` if asked."""
         names = ("config.json", "metrics.jsonl", "result.json", "report.html", "model.safetensors")
         paths = [self.folder / name for name in names[: None if model else -1]]
         return [path for path in paths if path.is_file() and not path.is_symlink()]  # a link may lead anywhere
@@ -58,7 +58,7 @@ class Started:
 
 
 class Callback:
-    """Follows a run of `mixmatch.train(..., callbacks=[...])`. Write the methods you need; these do nothing.
+    """Follows a run of `mixmatch.train(..., callbacks=[...])`. Define the methods you need; these do nothing.
 
     An error in `started` ends the run before its first step. An error in any later event is a warning: the run goes on,
     and the callback gets no more of its events. Of several processes only the one that leads has events, and a run on
@@ -137,7 +137,7 @@ class Events(Reporter):
 
 @contextmanager
 def following(callbacks: Sequence[Callback], folder: Path) -> Iterator[Events]:
-    """The events of a run for its callbacks, which hear of its end even if that is an error."""
+    """The events of a run for its callbacks, which are told of its end even if that is an error."""
     given: Sequence[object] = callbacks
     for each in given:
         if not isinstance(each, Callback):

@@ -16,7 +16,7 @@ from mixmatch.methods.base import Batch, DataInfo, Predictor, Progress, Step, Te
 @dataclass(frozen=True)
 class FreeMatch(shared.PseudoLabeling):
     """One threshold for all classes is the moving average of confidence; a class's own is lower if that class is
-    predicted less than the most frequent one. The averages take in a step before it uses them."""
+    predicted less than the most frequent one. The averages are updated before a step uses them."""
 
     fairness: float = setting(
         0.01, "Weight of the loss that keeps predictions spread over the classes.", least=0, search=10

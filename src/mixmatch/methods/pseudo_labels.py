@@ -25,7 +25,7 @@ RECIPE: Mapping[str, Any] = {
     "unlabeled": "all",
     "strong": "randaugment",
 }
-"""What FixMatch asks of the run, and every method after it."""
+"""The settings of the run that FixMatch and its successors want."""
 
 Passes = Literal["official", "fused"]
 
@@ -49,8 +49,7 @@ ALIGN_CHOICES = "NAME|P1,P2,..."
 
 
 def frequencies(align: str, *, model: bool = True) -> list[float]:
-    """The class frequencies that the setting `align` gives, none if it is a name; or an error that says what it must
-    be."""
+    """The class frequencies in the setting `align`, empty if it is a name; or an error that says what it must be."""
     names = ["none", "labels", "uniform", *(["model"] if model else [])]
     if align in names:
         return []
@@ -120,7 +119,7 @@ class PseudoLabeling(Method):
         return {"keep_x": numbers[:batch_size], "keep_u": numbers[batch_size:]}
 
     def state(self, data: DataInfo) -> dict[str, Tensor]:
-        """Of distribution alignment its target, and the average prediction for unlabeled rows; for the balanced
+        """For distribution alignment its target and the average prediction for unlabeled rows; for the balanced
         classifier the share of each class's rows that counts: N_min / N_c, all of a class without labels."""
         state = dict[str, Tensor]()
         if self.align != "none":
@@ -154,8 +153,8 @@ class PseudoLabeling(Method):
     def aligned(
         self, q: Tensor, logits_x: Tensor, progress: Progress, state: Tensors
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The predictions `q` for weak views, aligned, and the state that changed. The averages take in this step
-        first; that of `q` begins with the first batch's mean."""
+        """The predictions `q` for weak views, aligned, and the state that changed. The averages are updated with this
+        step first; that of `q` begins with the first batch's mean."""
         if self.align == "none":
             return q, {}
         mean = q.mean(dim=0)

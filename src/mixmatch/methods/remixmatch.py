@@ -27,7 +27,7 @@ from mixmatch.methods.base import (
 )
 
 BUFFER = 128
-"""Steps whose mean predictions make the average that guesses are aligned from."""
+"""The number of steps whose mean predictions are averaged to align guesses."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ class ReMixMatch(Method):
     def predict(
         self, model: Predictor, weak: Tensor, mixed: list[Tensor], unmixed: list[Tensor], classes: int
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Logits of the weak views, without gradient; of the mixed batches; of the strong views, and for these turned
-        the outputs of the head for rotations. As in the authors' code the last mixed batch updates the running
+        """Logits of the weak views, without gradient; of the mixed batches; of the strong views, and for these,
+        rotated, the outputs of the head for rotations. As in the authors' code the last mixed batch updates the running
         statistics."""
         official, count = self.passes == "official", len(mixed)
         learned = [*(functional.interleave(mixed)[::-1] if official else mixed), *unmixed]

@@ -14,8 +14,8 @@ from mixmatch.methods.base import Batch, DataInfo, Predictor, Progress, Step, Te
 
 @dataclass(frozen=True)
 class SoftMatch(shared.PseudoLabeling):
-    """Weights are a Gaussian cut off at the mean: moving averages of confidence and of its variance, which take in a
-    step before it uses them. Alignment affects the weights alone; labels come from the predictions as they are."""
+    """Weights are a Gaussian cut off at the mean: moving averages of confidence and of its variance, which are updated
+    before a step uses them. Alignment affects only the weights; labels come from the unaligned predictions."""
 
     n_sigma: float = setting(
         2.0, "The Gaussian's deviation is that of the confidence divided by this.", above=0, search=(1, 4)

@@ -119,7 +119,7 @@ def build(
 
 
 def count(name: str, num_classes: int, input_shape: tuple[int, ...]) -> int | None:
-    """How many parameters a network has, without building it; None of one that is not made here."""
+    """How many parameters a network has, without building it; None for one that is not defined here."""
     plan = NETWORKS.get(name) or (_wide_resnet(name) if name.startswith("wrn-") else None)
     if plan is None:
         return None
@@ -147,7 +147,7 @@ def _arguments(name: str, plan: Plan, input_shape: tuple[int, ...] | None) -> di
 
 
 def _check_input(name: str, shape: tuple[int, ...] | None) -> None:
-    """Refuse what is no shape, or one of more numbers than an image can have."""
+    """Refuse an invalid shape, or one with more numbers than an image can have."""
     if shape is None:
         return
     if not all(isinstance(n, int) and not isinstance(n, bool) for n in shape):

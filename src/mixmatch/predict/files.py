@@ -43,7 +43,7 @@ class Prediction(NamedTuple):
     """What the model says of one file, or of one row of a file."""
 
     file: str
-    """The path; of a row also where it is in the file, as in "new.csv line 3"."""
+    """The path; for a row also its place in the file, as in "new.csv line 3"."""
     class_name: str
     """The most probable class."""
     probability: float
@@ -51,7 +51,7 @@ class Prediction(NamedTuple):
     probabilities: npt.NDArray[np.float64]
     """Of every class, float64 (L,), in the order of `Classifier.classes`."""
     id: str | None = None
-    """What the table's id column calls the row."""
+    """The row's id, from the table's id column."""
 
 
 class Failure(NamedTuple):

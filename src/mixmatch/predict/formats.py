@@ -23,7 +23,7 @@ ERROR = "error"
 ROW_GROUP = 16_384
 """Predictions that are written to a Parquet file at once, at most."""
 NUMBERS = 1 << 22
-"""Numbers that are: of 10,000 classes, those of 400 predictions."""
+"""Numbers that are written at once: with 10,000 classes, those of 400 predictions."""
 
 
 class Format(StrEnum):

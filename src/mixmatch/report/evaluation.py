@@ -36,7 +36,7 @@ class Evaluation:
     confusion: Ints
     """Counts (L, L): row the true class, column the predicted one."""
     verdict: Verdict
-    """The error, and what to think of it, in sentences."""
+    """The error, and how far to trust it, in sentences."""
     findings: tuple[Finding, ...] = ()
     """What was left out of new data."""
 

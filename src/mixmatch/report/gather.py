@@ -42,10 +42,10 @@ MOST_SUGGESTIONS = 100
 """Images suggested for labeling, at most."""
 
 CANDIDATES = 4
-"""The suggestions are chosen from this many times as many, the most uncertain."""
+"""The suggestions are chosen from this many times as many images, the most uncertain ones."""
 
 SAMPLE = 20_000
-"""Unlabeled images that are predicted; of more, a random part."""
+"""Unlabeled images that are predicted; if there are more, a random part."""
 
 NO_CLASS_SAMPLE = 4000
 """Unlabeled images among which those of no class are looked for: all are compared with all."""
@@ -54,7 +54,7 @@ HELD = 1000
 """Test images that they are compared with, at most."""
 
 LEAST_COMPARED = 20
-"""Labeled and unlabeled images below which that says nothing."""
+"""Numbers of labeled and unlabeled images below which that says nothing."""
 
 PIECE = 1024
 """Images read from a file at once."""
