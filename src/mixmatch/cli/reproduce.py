@@ -34,7 +34,7 @@ from mixmatch.experiments.tables import TABLES
 from mixmatch.methods import declared
 from mixmatch.settings import Precision, of_run
 from mixmatch.storage import replace_durably
-from mixmatch.text import count, duration
+from mixmatch.text import count, duration, listed
 from mixmatch.training.device import pick_device
 from mixmatch.training.opening import open_run
 from mixmatch.training.record import NAMED_BY
@@ -135,8 +135,9 @@ def reproduce(
         show(text)
         if part is None:
             say(f"report: {results / f'{table}.md'}")
-    for planned, reason in failed:
-        say(f"failed: {planned.name}: {in_command(reason)}")
+    for reason in dict.fromkeys(reason for _, reason in failed):
+        names = [planned.name for planned, why in failed if why == reason]
+        say(f"failed: {listed(names)}: {in_command(reason)}")
     if failed:
         raise typer.Exit(1)
 
