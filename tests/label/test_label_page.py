@@ -213,6 +213,7 @@ def test_undo_after_a_restart(tmp_path: Path, serve: Open, visit: Open) -> None:
     while held:
         held.pop().continue_()
     page.locator("#undo:enabled").wait_for()
+    assert page.locator("#total").inner_text() == "10 pictures"  # all are known, while they are looked for again
     page.locator("#grid").press("Control+z")
     page.locator("#labeled", has_text=re.compile("^1$")).wait_for()
     keys.press("Control+Shift+z")

@@ -202,7 +202,7 @@ store.on(() => {
   document.title = `${state.folder}: mixmatch label`;
   setText($("#folder"), state.folder);
   $("#folder").title = state.path;
-  setText($("#total"), state.scanning ? `${number(state.total)} so far …` : count(state.total, "picture"));
+  setText($("#total"), store.growing ? `${number(state.total)} so far …` : count(state.total, "picture"));
   $("#undo").disabled = !(bench.done.length > 0 || state.undo);
   $("#redo").disabled = !(bench.undone.length > 0 || state.redo);
   $("#undo").title = `Undo${state.undo && !outbox.waiting.length ? `: ${state.undo.what}` : ""} (Ctrl+Z)`;
