@@ -54,7 +54,7 @@ def test_a_fifth_of_each_class_is_held_out_and_not_trained_on() -> None:
     assert held | set(split.labeled.tolist()) == set(range(35))
     assert split.unlabeled.tolist() == list(range(35, 65))
     assert all(data.labels[row] == label for row, label in zip(sorted(held), source.test.labels, strict=True))
-    assert basis == Basis(on="7 labeled images held out, a fifth of each class")
+    assert basis == Basis(on="7 labeled images held out, a fifth of each class", held_out=True)
 
 
 def test_the_seed_decides_who_is_held_out() -> None:

@@ -141,7 +141,12 @@ def test_classes_that_are_not_evaluated_are_named() -> None:
         (
             replace(GOOD, images=12, wrong=0),
             {"scores": [ClassScore(3, 0.0, 1, 1)] * 4},
-            "Label more images to evaluate",
+            "Label more images to evaluate on, 12 say little.",
+        ),
+        (
+            replace(GOOD, basis=Basis("12 held out", held_out=True), images=12, wrong=0),
+            {"scores": [ClassScore(3, 0.0, 1, 1)] * 4, "features": "basic"},
+            "Label more images to evaluate on, 12 say little, or cross-validate over all labels (the option hold-out",
         ),
     ],
 )

@@ -30,6 +30,8 @@ class Basis:
     missing: str = ""
     left_out: tuple[str, ...] = ()
     """Classes that are not evaluated: they have too few labels to hold some out."""
+    held_out: bool = False
+    """Whether it is a part of the labels that is held out."""
 
     @property
     def sentence(self) -> str:
@@ -80,7 +82,7 @@ def to_data(user: UserData, seed: int, hold_out: str) -> Data:
         labeled = np.setdiff1d(labeled, held)
         test = train.take(held)
         of = f"each class with at least {MIN_LABELS} labels" if small else "each class"
-        basis = Basis(f"{len(held):,} labeled {user.noun}s held out, a fifth of {of}", left_out=small)
+        basis = Basis(f"{len(held):,} labeled {user.noun}s held out, a fifth of {of}", left_out=small, held_out=True)
     source = Source(user.name, user.classes, train, test, encoding=user.encoding)
     split = Split(labeled, user.unlabeled, np.empty(0, np.int64), np.arange(len(test), dtype=np.int64))
     return Data(source, split, basis, user)

@@ -239,7 +239,9 @@ def _steps(verdict: Verdict, found: Findings) -> Iterator[str]:
     if error is not None and error >= HIGH:
         yield better
     if 0 < verdict.images < ROUGH:
-        yield f"Label more {noun}s to evaluate on: {verdict.images:,} say little."
+        features = verdict.basis.held_out and found.features != "none"  # cross-validated in seconds
+        other = ", or cross-validate over all labels (the option hold-out none)" if features else ""
+        yield f"Label more {noun}s to evaluate on, {verdict.images:,} say little{other}."
     if found.suggestions and not weak:
         yield f"Label the {noun}s in label-next.csv, which help most, and train again in another folder."
     yield f"Predict new {noun}s with it: mixmatch predict."
