@@ -66,7 +66,7 @@ def test_a_dry_run_lists_what_would_be_trained(call: Call) -> None:
 
 
 def test_a_dry_run_for_people(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mixmatch.cli.reproduce.estimate", lambda runs, device: [3600.0] * len(runs))
+    monkeypatch.setattr("mixmatch.cli.reproduce.estimate", lambda runs, device, counted: [3600.0] * len(runs))
     result = call("reproduce", "stl10", "--labels", 1000, 5000, "--steps", 16384, "--dry-run")
     assert result.code == 0, result.err
     lines = [line for line in result.out.splitlines() if " stl10 " in line]
@@ -78,7 +78,7 @@ def test_a_dry_run_for_people(call: Call, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_part_is_every_so_many_th_run(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mixmatch.cli.reproduce.estimate", lambda runs, device: [1.0] * len(runs))
+    monkeypatch.setattr("mixmatch.cli.reproduce.estimate", lambda runs, device, counted: [1.0] * len(runs))
     result = call("reproduce", "stl10", "--part", "2/4", "--dry-run", "--json")
     assert result.code == 0, result.err
     runs = [(run["labels"], run["seed"]) for run in json.loads(result.out)["runs"]]
@@ -97,7 +97,7 @@ def test_a_part_leaves_the_report_to_the_last(call: Call, tmp_path: Path) -> Non
 
 
 def test_passes_are_listed_for_methods_that_have_them(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mixmatch.cli.reproduce.estimate", lambda runs, device: [1.0] * len(runs))
+    monkeypatch.setattr("mixmatch.cli.reproduce.estimate", lambda runs, device, counted: [1.0] * len(runs))
     result = call("reproduce", "stl10", "--labels", 5000, "--passes", "fused", "--dry-run", "--json")
     assert result.code == 0, result.err
     assert [r["settings"]["method_settings"]["passes"] for r in json.loads(result.out)["runs"]] == ["fused"]
@@ -119,7 +119,7 @@ def test_passes_are_listed_for_methods_that_have_them(call: Call, monkeypatch: p
 
 
 def test_the_precision_and_the_students_are_listed(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mixmatch.cli.reproduce.estimate", lambda runs, device: [1.0] * len(runs))
+    monkeypatch.setattr("mixmatch.cli.reproduce.estimate", lambda runs, device, counted: [1.0] * len(runs))
     for words, precision, rows in (([], "fp32", 250), (["--precision", "bf16", "--split", "official"], "bf16", 344)):
         result = call("reproduce", "pate", "--seeds", 1, *words, "--dry-run", "--json")
         assert result.code == 0, result.err
@@ -320,7 +320,7 @@ def test_the_same_picture_is_the_same_file(trained: Path, call: Call, tmp_path: 
 
 
 def test_the_successors_are_listed(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mixmatch.cli.reproduce.estimate", lambda runs, device: [1.0] * len(runs))
+    monkeypatch.setattr("mixmatch.cli.reproduce.estimate", lambda runs, device, counted: [1.0] * len(runs))
     result = call("reproduce", "successors", "--labels", 40, "--dry-run", "--json", "--results", "nowhere")
     runs = json.loads(result.out)["runs"]
     count = Counter((run["method"], run["data"]) for run in runs)

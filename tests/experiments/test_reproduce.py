@@ -344,9 +344,12 @@ def test_estimates_grow_with_the_steps_and_runs_that_are_alike_share_a_trial(mon
 
     monkeypatch.setattr(reproduce, "trial", count)
     one = {"steps": 1000, "batch_size": 8}
-    runs = runs_of(one, {**one, "seed": 2, "labels": 40}, {**one, "steps": 3000}, {"method": "vat", **one})
-    first, second, longer, vat = estimate(runs, torch.device("cpu"))
+    alike = {**one, "seed": 2, "labels": 40, "learning_rate": 0.1, "lambda_u": 3.0}
+    runs = runs_of(one, alike, {**one, "steps": 3000}, {"method": "vat", **one})
+    counted: list[tuple[int, int]] = []
+    first, second, longer, vat = estimate(runs, torch.device("cpu"), lambda *numbers: counted.append(numbers))
     assert made == ["mixmatch", "vat"]
+    assert counted == [(0, 2), (1, 2)]
     assert 0 < first < 3600
     assert second == first
     assert longer == pytest.approx(3 * first)

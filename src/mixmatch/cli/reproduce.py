@@ -37,6 +37,7 @@ from mixmatch.storage import replace_durably
 from mixmatch.text import count, duration, listed
 from mixmatch.training.device import pick_device
 from mixmatch.training.opening import open_run
+from mixmatch.training.progress import bar
 from mixmatch.training.record import NAMED_BY
 from mixmatch.training.run import Record, RunFolder
 
@@ -160,7 +161,8 @@ def _report(
 
 def _list(name: str, runs: list[Planned], out: Path, results: Path, device: str, as_json: bool) -> None:
     known = records.load_all(results, warn)
-    seconds = estimate(runs, pick_device(device))
+    with bar("timing a few steps of each method") as counted:
+        seconds = estimate(runs, pick_device(device), counted)
     rows: list[dict[str, Any]] = [
         {
             "table": name,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mixmatch.data import SOURCES
+from mixmatch.data import SOURCES, SourceInfo
 from mixmatch.data.opened import Basis, Data
 from mixmatch.data.source import Rows, Source
 from mixmatch.data.split import make_split
@@ -173,22 +173,43 @@ def run_all(
     return failed
 
 
-def estimate(runs: Sequence[Planned], device: torch.device) -> list[float]:
-    """Seconds that each run will take, by a trial on random images. Runs that take the same time per step share one."""
-    apart = ("labels", "valid", "steps", "eval_every", "data_options")
-    trials: dict[records_.Experiment, Trial] = {}
-    seconds = []
-    for run in runs:
-        key = records_.experiment(run.settings, apart)
-        if key not in trials:
-            trials[key] = _trial(run, device)
-        seconds.append(replace(trials[key], settings=run.settings).seconds)
+NO_TIME = (
+    *("data", "data_options", "labels", "valid", "unlabeled", "imbalance", "flip", "steps", "eval_every", "schedule"),
+    *("learning_rate", "momentum", "weight_decay", "ema_decay", "lambda_u"),
+)
+"""Settings that do not change how long a step takes, the shape of the images apart."""
+
+
+def estimate(
+    runs: Sequence[Planned], device: torch.device, counted: Callable[[int, int], None] = lambda done, total: None
+) -> list[float]:
+    """Seconds that each run will take, by a trial on random images. Runs that take the same time per step share one.
+
+    Args:
+        counted: called with how many trials are done, and how many there are.
+    """
+    alike: dict[Any, list[int]] = {}
+    for place, run in enumerate(runs):
+        key = records_.experiment(run.settings, NO_TIME), _published(run.settings).image_shape
+        alike.setdefault(key, []).append(place)
+    seconds = [0.0] * len(runs)
+    for done, places in enumerate(alike.values()):
+        counted(done, len(alike))
+        tried = _trial(runs[places[0]], device)
+        for place in places:
+            settings = runs[place].settings
+            evaluation = tried.evaluation * _published(settings).test
+            seconds[place] = replace(tried, settings=settings, evaluation=evaluation).seconds
     return seconds
 
 
+def _published(settings: Settings) -> SourceInfo:
+    return SOURCES[settings.data.removesuffix("-test")]
+
+
 def _trial(run: Planned, device: torch.device) -> Trial:
-    """Seconds per step and per evaluation of a run, from a few steps on random images of the right shape."""
-    info = SOURCES[run.settings.data.removesuffix("-test")]
+    """Seconds per step, and per image of an evaluation, from a few steps on random images of the right shape."""
+    info = _published(run.settings)
     rng, count = np.random.default_rng(0), max(256, 2 * info.classes)
     pixels = rng.integers(0, 256, (count, *info.image_shape), np.uint8)
     images = Rows(pixels, np.arange(count, dtype=np.int64) % info.classes)
@@ -196,9 +217,10 @@ def _trial(run: Planned, device: torch.device) -> Trial:
     precision = run.precision or default_precision(run.settings, device, source.input_shape)
     # On a CPU the time grows with the batch, so a few steps with a small one will do; on a GPU it does not.
     on_cuda = device.type == "cuda"
-    batch = run.settings.batch_size if on_cuda else min(8, run.settings.batch_size)
+    least = max(1, 8 // run.settings.build_method().ratio)
+    batch = run.settings.batch_size if on_cuda else min(least, run.settings.batch_size)
     small = replace(run.settings, batch_size=batch, labels=info.classes, valid=0, precision=precision, data_options={})
     data = Data(source, make_split(source, info.classes, seed=1), Basis("random images"))
     tried = trial(small, data, device, steps=20 if on_cuda else 3)
     scale = run.settings.batch_size / batch
-    return replace(tried, step=tried.step * scale, evaluation=tried.evaluation * info.test / count)
+    return replace(tried, step=tried.step * scale, evaluation=tried.evaluation / count)

@@ -271,7 +271,7 @@ def on_stderr(suffix: str = "") -> Reporter:
 
 @contextmanager
 def bar(title: str, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, for work that counts images; gone when the work is done."""
+    """A bar on a terminal, for work that counts images or the like; gone when the work is done."""
     with Progress(console=Screen(stderr=True), transient=True, disable=not (shown and sys.stderr.isatty())) as screen:
         task = screen.add_task(title, total=None)
         yield lambda done, total: screen.update(task, completed=done, total=total)
