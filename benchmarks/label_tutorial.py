@@ -202,9 +202,9 @@ def ask(page: Page, path: str) -> Any:
 
 
 def wait_until(page: Page, path: str) -> Any:
-    """The answer once it is ready: some are computed in the background."""
+    """The answer once it is ready, and of the labels as they are now: some are computed in the background."""
     for _ in range(300):
-        if (answer := ask(page, path))["ready"]:
+        if (answer := ask(page, path))["ready"] and answer.get("current", True):
             return answer
         time.sleep(1)
     raise SystemExit(f"{re.split(r'[?]', path)[0]} did not get ready")

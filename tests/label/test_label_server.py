@@ -475,6 +475,34 @@ def test_labels_are_looked_at_again_when_one_is_another(
     assert asked == ["suspects"] * 2
 
 
+def test_suggestions_from_before_the_newest_model_say_so(
+    client: TestClient, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And are not called ready, so that the page offers the better ones once they are there."""
+    thinking = desk.thinking
+
+    def answer(module: str, what: str, about: dict[str, Any]) -> dict[str, Any]:
+        rule = "unsure" if about["guesses"] else "typical"
+        return {"features": "pixels", "items": [{"n": n, "rule": rule, "why": rule} for n in range(2, 7)]}
+
+    def suggested() -> tuple[bool, str, str]:
+        found = client.get("/api/next?k=2").json()
+        while (thread := thinking._thread) is not None:
+            thread.join(10)
+        return found["ready"], found["rule"], found["why"]
+
+    monkeypatch.setattr(thinking, "_make_features", lambda: None)
+    monkeypatch.setattr(thinking, "_answer", answer)
+    assert suggested()[:2] == (False, "random")
+    assert suggested() == (True, "typical", "Typical pictures of the groups with the fewest labels.")
+    with desk.book.lock:
+        desk.view.show_guesses(Guesses("run-0001", ["cat", "dog"], range(7), np.tile([0.1, 0.9], (7, 1))))
+    ready, rule, why = suggested()
+    assert (ready, rule) == (False, "typical")
+    assert why.endswith("Suggestions of the newest model are on their way.")
+    assert suggested()[:2] == (True, "unsure")
+
+
 def test_a_guess_is_the_same_class_in_half_the_space() -> None:
     exact = np.array([[0.49999, 0.50001], [0.50001, 0.49999], [0.1, 0.9]], np.float32)
     half = as_half(exact)

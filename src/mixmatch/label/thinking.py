@@ -67,7 +67,10 @@ class Thinking:
             return {"ready": "next" in self._errors, "rule": "random", "why": why, "features": None, "items": items}
         rules = [item["rule"] for item in items] or ["random"]
         rule = max(set(rules), key=rules.count)
-        return {"ready": True, "rule": rule, "why": WHY[rule], "features": answer["features"], "items": items[:count]}
+        # With a model that is newer than they are, better ones are being made.
+        older = answer["run"] != self._run() and "next" not in self._errors
+        why = f"{WHY[rule]} {NEWER}" if older else WHY[rule]
+        return {"ready": not older, "rule": rule, "why": why, "features": answer["features"], "items": items[:count]}
 
     def suspects(self) -> Body:
         """Labels that may be wrong, and near copies with different labels. Call it while holding the book's lock."""
@@ -200,7 +203,8 @@ class Thinking:
 
 
 WHY = {
-    "typical": "No model yet: typical pictures of the groups with the fewest labels.",
+    "typical": "Typical pictures of the groups with the fewest labels.",
     "unsure": "Pictures the model is unsure of and that differ from each other, with some at random.",
     "random": "Pictures drawn at random.",
 }
+NEWER = "Suggestions of the newest model are on their way."
