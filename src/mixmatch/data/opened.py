@@ -31,7 +31,7 @@ class Basis:
     left_out: tuple[str, ...] = ()
     """Classes that are not evaluated: they have too few labels to hold some out."""
     held_out: bool = False
-    """Whether it is a part of the labels that is held out."""
+    """Whether these are labels held out from training."""
 
     @property
     def sentence(self) -> str:

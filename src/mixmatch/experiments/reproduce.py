@@ -173,11 +173,11 @@ def run_all(
     return failed
 
 
-NO_TIME = (
+TIME_NEUTRAL = (
     *("data", "data_options", "labels", "valid", "unlabeled", "imbalance", "flip", "steps", "eval_every", "schedule"),
     *("learning_rate", "momentum", "weight_decay", "ema_decay", "lambda_u"),
 )
-"""Settings that do not change how long a step takes, the shape of the images apart."""
+"""Settings that do not change how long a step takes. Of the data only the shape of the images does."""
 
 
 def estimate(
@@ -190,7 +190,7 @@ def estimate(
     """
     alike: dict[Any, list[int]] = {}
     for place, run in enumerate(runs):
-        key = records_.experiment(run.settings, NO_TIME), _published(run.settings).image_shape
+        key = records_.experiment(run.settings, TIME_NEUTRAL), _published(run.settings).image_shape
         alike.setdefault(key, []).append(place)
     seconds = [0.0] * len(runs)
     for done, places in enumerate(alike.values()):

@@ -239,8 +239,8 @@ def _steps(verdict: Verdict, found: Findings) -> Iterator[str]:
     if error is not None and error >= HIGH:
         yield better
     if 0 < verdict.images < ROUGH:
-        features = verdict.basis.held_out and found.features != "none"  # cross-validated in seconds
-        other = ", or cross-validate over all labels (the option hold-out none)" if features else ""
+        takes_seconds = verdict.basis.held_out and found.features != "none"  # pixels would take minutes per fold
+        other = ", or cross-validate over all labels (the option hold-out none)" if takes_seconds else ""
         yield f"Label more {noun}s to evaluate on, {verdict.images:,} say little{other}."
     if found.suggestions and not weak:
         yield f"Label the {noun}s in label-next.csv, which help most, and train again in another folder."
