@@ -98,7 +98,7 @@ def test_killed_begun_again_damaged_and_mended(photos: Path, tmp_path: Path) -> 
     summary = json.loads(again.stdout)
     assert (summary["images"], summary["shards"], summary["finished_before"]) == (FILES - 4, 50, len(kept))
     assert len(summary["unreadable_files"]) == 4
-    assert "4 images cannot be read: left out (2/00005.png: not a JPEG" in again.stderr
+    assert "4 images cannot be read: left out (2/00005.png: not an image" in again.stderr
     assert "warning: cannot read unlabeled/moved.png (No such file or directory): left out" in again.stderr
     assert [found["files"] for found in summary["findings"]] == [["unlabeled/moved.png"]]
     assert kept == {file: file.with_suffix(".npy").stat().st_mtime_ns for file in kept}

@@ -173,6 +173,14 @@ def test_a_picture_that_moved_keeps_its_label(photos: Path) -> None:
     desk.close()
 
 
+def test_pictures_that_cannot_be_read_are_not_left_out_without_a_word(photos: Path) -> None:
+    (photos / "camera.NEF").touch()
+    desk = opened(photos)
+    notes = {note["key"]: note["text"] for note in client_of(desk).get("/api/state").json()["notes"]}
+    assert notes["format"] == "1 image of a format that is not read: left out (.nef 1): convert them to JPEG or PNG"
+    desk.close()
+
+
 def test_an_exam_is_drawn_at_random_and_taken_blind(desk: Desk, client: TestClient) -> None:
     drawn = post(client, "exam", id="exam-0001", more=2).json()["drawn"]
     assert len(drawn) == 2

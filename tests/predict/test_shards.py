@@ -64,7 +64,7 @@ def check(rows: list[dict[str, str]], photos: Path, run: Path) -> None:
             assert (row["class"], row["error"]) == (str(expected[number % len(PIXELS)].argmax()), "")
         else:
             assert (row["class"], row["probability"], found) == ("", "", [""] * 10)
-            assert row["error"].startswith("not a JPEG")
+            assert row["error"].startswith("not an image")
 
 
 def finished(folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from mixmatch.data.user.tree import Entry, Tree, scan
+from mixmatch.data.user.tree import Entry, Tree, left_out, scan
 from mixmatch.errors import MixMatchError
 from mixmatch.label.body import Body, encode
 from mixmatch.label.book import Book
@@ -218,6 +218,9 @@ class Desk:
 
         tree = scan(self.root, found)
         take()
+        for finding in left_out(tree):
+            if finding.kind == "format":
+                self.view.notes["format"] = f"{finding.message}: {finding.advice}"
         with self.book.lock:
             went = listing.only(seen)
             if went or changed:

@@ -173,9 +173,11 @@ def assemble(folder: Listed, decoded: DecodedFolder) -> UserData:
 
 
 def _explained(message: str, findings: Iterable[Finding]) -> MixMatchError:
-    """An error that also names the unreadable files: they may be the reason."""
-    kinds = ("unreadable-folder", "unreadable", "too-large")
-    return MixMatchError("; ".join([message, *(found.message for found in findings if found.kind in kinds)]))
+    """An error that also names the files that cannot be read: they may be the reason."""
+    kinds = ("unreadable-folder", "unreadable", "too-large", "format")
+    reasons = (found for found in findings if found.kind in kinds)
+    texts = (f"{found.message}: {found.advice}" if found.kind == "format" else found.message for found in reasons)
+    return MixMatchError("; ".join([message, *texts]))
 
 
 def _unreadable_files(entries: Sequence[Entry], headers: Sequence[Header | Unreadable]) -> Iterator[Finding]:

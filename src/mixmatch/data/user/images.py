@@ -5,6 +5,7 @@ A folder's are decoded on all cores into one memory-mapped array, and only those
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -14,13 +15,14 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
-from itertools import islice
+from importlib.util import find_spec
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from mixmatch.data.cache import earlier, mapped, new_file, write_rows
 from mixmatch.data.user.reading import IMAGE_SIZES
@@ -28,8 +30,22 @@ from mixmatch.errors import MixMatchError
 from mixmatch.storage import digest, open_plain, read_json, replace_durably
 from mixmatch.text import count
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
+HEIC = {"HEIF": (".heic", ".heif")}
+"""What iPhones save. Reading it takes an optional package."""
+
+FORMATS = {
+    "JPEG": (".jpg", ".jpeg", ".jfif"),
+    "PNG": (".png",),
+    "WebP": (".webp",),
+    "BMP": (".bmp",),
+    "TIFF": (".tif", ".tiff"),
+    "GIF": (".gif",),
+    **({"AVIF": (".avif",)} if features.check("avif") else {}),  # not every build of Pillow has it
+    **(HEIC if find_spec("pillow_heif") else {}),
+}
+"""What is read here, by Pillow's name for it: the endings of its files."""
+
+SUFFIXES = tuple(chain.from_iterable(FORMATS.values()))
 MOST_BYTES = 8 * 2**30
 """Of a file of an image."""
 
@@ -140,7 +156,7 @@ def _opened(path: Path | IO[bytes]) -> Iterator[Image.Image]:
     try:
         # A pipe among the images would be waited for, a device never end.
         content = open_plain(path, MOST_BYTES, follow=True) if isinstance(path, Path) else nullcontext(path)
-        with content as file, Image.open(file, formats=FORMATS) as image:
+        with content as file, _identified(file) as image:
             if max(image.size) > MAX_SIDE:
                 raise ImageTooLarge(f"{max(image.size):,} pixels in a row are more than {MAX_SIDE:,}")
             if image.width * image.height > MAX_PIXELS:
@@ -151,13 +167,32 @@ def _opened(path: Path | IO[bytes]) -> Iterator[Image.Image]:
             yield image
     except UnreadableImage:
         raise
-    except UnidentifiedImageError:
-        raise UnreadableImage("not a JPEG, PNG, WebP, BMP, TIFF or GIF image") from None
     except Image.DecompressionBombError:  # Pillow's own, larger limit comes before ours
         raise ImageTooLarge(f"more than {MAX_PIXELS // 10**6} million pixels (a decompression bomb?)") from None
     except Exception as error:  # Pillow lets damaged files raise whatever their damage leads to
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UnreadableImage(" ".join(reason.split())) from None
+
+
+def _identified(file: IO[bytes]) -> Image.Image:
+    """An image whose header is read."""
+    reads_heic = HEIC.keys() <= FORMATS.keys()
+    if reads_heic:
+        _register_heic()
+    try:
+        return Image.open(file, formats=tuple(FORMATS))
+    except UnidentifiedImageError:
+        file.seek(4)
+        if not reads_heic and file.read(8) in (b"ftypheic", b"ftypheix", b"ftypmif1"):
+            raise UnreadableImage("a HEIC image, which takes pip install 'mixmatch[heic]'") from None
+        raise UnreadableImage("not an image in a known format") from None
+
+
+@functools.cache
+def _register_heic() -> None:
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
 
 
 def _header(image: Image.Image) -> Header:
@@ -231,7 +266,7 @@ def decode_all(
     """The images of these files, in order, memory-mapped from the cache, which is filled first if it has to be. Images
     decoded before are copied, so a user who labels a few more images waits only for those."""
     family = f"own-{digest(str(root.resolve()))[:8]}-{image_size or 'auto'}-{channels or 'auto'}"
-    path = cache / f"{family}-{digest(json.dumps([CACHE_FORMAT, image_size, channels, identities]))}.npy"
+    path = cache / f"{family}-{digest(json.dumps([CACHE_FORMAT, [*FORMATS], image_size, channels, identities]))}.npy"
     if (decoded := _cached(path)) is not None and decoded.identities == identities:
         return decoded
     stale = earlier(path)

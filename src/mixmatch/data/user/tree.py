@@ -6,16 +6,19 @@ import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
-from mixmatch.data.user.images import SUFFIXES, Identity
+from mixmatch.data.user.images import HEIC, SUFFIXES, Identity
 from mixmatch.data.user.rows import Finding, Part
 from mixmatch.errors import MixMatchError
 from mixmatch.text import count, listed, tally
 
-OTHER_FORMATS = (
-    *(".heic", ".heif", ".avif", ".jp2", ".psd", ".svg", ".dng"),
-    *(".cr2", ".nef", ".arw", ".ppm", ".tga", ".jfif"),
+HEIC_SUFFIXES = tuple(chain.from_iterable(HEIC.values()))
+OTHER_FORMATS = tuple(
+    suffix
+    for suffix in (*HEIC_SUFFIXES, ".avif", ".jp2", ".psd", ".svg", ".dng", ".cr2", ".nef", ".arw", ".ppm", ".tga")
+    if suffix not in SUFFIXES
 )
 """Image formats that cannot be read; worth a warning, unlike other skipped files."""
 
@@ -121,7 +124,10 @@ def left_out(tree: Tree) -> Iterator[Finding]:
     if pictures := [file for file in tree.others if file.lower().endswith(OTHER_FORMATS)]:
         suffixes = Counter(Path(file).suffix.lower() for file in pictures)
         message = f"{count(len(pictures), 'image')} of a format that is not read: left out ({tally(suffixes)})"
-        yield Finding("format", message, tuple(pictures), "convert them to JPEG or PNG")
+        advice = "convert them to JPEG or PNG"
+        if suffixes.keys() & set(HEIC_SUFFIXES):
+            advice = f"pip install 'mixmatch[heic]' to read HEIC, or {advice}"
+        yield Finding("format", message, tuple(pictures), advice)
     if rest := [file for file in tree.others if not file.lower().endswith(OTHER_FORMATS)]:
         message = f"{count(len(rest), 'file')} that {'is' if len(rest) == 1 else 'are'} no image: left out"
         yield Finding("not-images", f"{message} ({listed(rest)})", tuple(rest), "nothing to do", "info")
