@@ -44,7 +44,7 @@ PROGRAMS = ("git", sys.executable)
 """What is run: git for the commit of a record, and Python to decode thumbnails."""
 RUN = {"steps": 4, "eval_every": 2, "checkpoint_every": 2, "batch_size": 8, "device": "cpu"}
 FOLDERS = Path(__file__).parent / "fixtures" / "run_folders"
-KINDS = ("png", "jpg", "gif", "bmp", "tiff", "webp", "avif", "heic")
+SUFFIXES = ("png", "jpg", "gif", "bmp", "tiff", "webp", "avif", "heic")
 Command = list[object]
 """The words of a command, or a function and its arguments."""
 
@@ -61,7 +61,7 @@ class Materials:
         rng = np.random.default_rng(0)
         images = rng.integers(0, 255, (12, 8, 8), np.uint8)
         for number, image in enumerate(images):
-            kind = KINDS[number % len(KINDS)]
+            kind = SUFFIXES[number % len(SUFFIXES)]
             place = folder / "photos" / ("cat", "dog")[number % 2]
             place.mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.kron(image, np.ones((4, 4), np.uint8))).save(place / f"{number}.{kind}")

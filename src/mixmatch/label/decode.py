@@ -10,6 +10,7 @@ import io
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from PIL import Image
@@ -49,7 +50,8 @@ def main() -> None:
     if os.name == "posix":
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        with suppress(ValueError, OSError):  # macOS may refuse
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     out = sys.stdout.buffer
     out.write(b"ready\n")
     out.flush()
