@@ -87,6 +87,14 @@ def test_the_first_images_as_the_pool():
     assert opened.split.labeled.tolist() == list(range(25))
 
 
+def test_the_authors_split_holds_out_an_answered_image():
+    """By hand: class 1 has four answers, class 0 two, so labels go to a 1, a 0, a 1. The unlabeled images begin with
+    the next one of class 1: refused queries come last."""
+    given = Answers(np.arange(8), np.array([1, -1, 0, 1, 1, 0, -1, 1]), images=8)
+    kept = prepare("digits-test", given, Choice(4, 8, "official", "0123456789")).data_options["student"]
+    assert (kept["rows"], kept["answers"], kept["valid"]) == ([0, 2, 3], [1, 0, 1], [4])
+
+
 def test_a_wrong_answer_is_learned_as_it_was_given():
     given = asked()
     given.labels[1] = (given.labels[1] + 1) % 10
@@ -278,7 +286,7 @@ def test_the_authors_split(svhn):
     first = authors().rows[authors().answered]
     assert (len(kept["rows"]), max(kept["rows"]), len(labels.answers)) == (138, 343, 344)
     assert len(set(kept["rows"]) & set(first.tolist())) == 129
-    assert len(kept["valid"]) == 1
+    assert kept["valid"] == [242]
     assert labels.about["labels_by_class"] == [27, 23, 15, 14, 13, 10, 11, 7, 8, 10]
 
 

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mixmatch.data.pate import HALF, load_test, pool_rows, student_options
-from mixmatch.data.source import Rows, Source
-from mixmatch.data.split import Indices, make_split
+from mixmatch.data.source import Rows
+from mixmatch.data.split import Indices, labeled_split
 from mixmatch.errors import MixMatchError
 from mixmatch.privacy.answers import Answers, renumber
 from mixmatch.privacy.runs import RunOptions, Say, make_run, silent, train_runs
+from mixmatch.privacy.votes import REFUSED
 from mixmatch.training.job import Work
 from mixmatch.training.run import Record
 
@@ -98,7 +99,7 @@ def prepare(
     _check_asked(asked, pool, in_pool)
     rows, valid = asked.rows[asked.answered], None
     if choice.split == "official":
-        asked, rows, valid = _official(numbered, len(in_pool), len(rows), names)
+        asked, rows, valid = _official(numbered, len(in_pool), len(rows))
     label_of = dict(zip(asked.rows.tolist(), asked.labels.tolist(), strict=True))
     labels = np.array([label_of[row] for row in rows.tolist()], np.int64)
     counts = np.bincount(labels, minlength=len(names))
@@ -143,7 +144,7 @@ def _share_right(public: Rows, rows: Indices, labels: Indices, numbering_known: 
     return right
 
 
-def _official(answers: Answers, pool: int, count: int, names: Sequence[str]) -> tuple[Answers, Indices, Indices]:
+def _official(answers: Answers, pool: int, count: int) -> tuple[Answers, Indices, Indices]:
     """As the authors' create_split: by class, in the proportions of all answers, in file order; one image held out.
 
     Returns the queries that this takes, up to the last image chosen, the images that get a label and those held out.
@@ -152,9 +153,14 @@ def _official(answers: Answers, pool: int, count: int, names: Sequence[str]) -> 
         raise MixMatchError(
             f"split=official chooses among the answers to all {pool:,} images of the pool: give them with answers="
         )
-    images = Rows(np.zeros((pool, 1, 1, 1), np.uint8), answers.labels[:pool])
-    picked = make_split(Source("pool", tuple(names), images, images), count, seed=0, valid=1)
-    return answers.first(int(picked.labeled.max()) + 1), picked.labeled, picked.valid
+    labels = answers.labels[:pool]
+    labeled = labeled_split(labels, count, seed=0)
+    # Held out is the first of their unlabeled images, which begin with the most frequent class; if it has none left,
+    # they go class by class, refused queries last.
+    left = np.setdiff1d(np.arange(pool), labeled)
+    frequent = np.bincount(labels[labels != REFUSED]).argmax()
+    order = np.lexsort((labels[left], labels[left] == REFUSED, labels[left] != frequent))
+    return answers.first(int(labeled.max()) + 1), labeled, left[order[:1]]
 
 
 def student_runs(
