@@ -22,7 +22,7 @@ def asked(rows, labels, **more):
 
 
 def test_the_authors_answers():
-    """PFACTS 5.1: 138 answers to the first 250 queries; class counts in the authors' numbering."""
+    """138 answers to the first 250 queries; class counts in the authors' numbering."""
     found = authors()
     assert found.rows.tolist() == list(range(250))
     assert found.answered.sum() == 138

@@ -91,8 +91,11 @@ def test_the_authors_split_holds_out_an_answered_image():
     """By hand: class 1 has four answers, class 0 two, so labels go to a 1, a 0, a 1. The unlabeled images begin with
     the next one of class 1: refused queries come last."""
     given = Answers(np.arange(8), np.array([1, -1, 0, 1, 1, 0, -1, 1]), images=8)
-    kept = prepare("digits-test", given, Choice(4, 8, "official", "0123456789")).data_options["student"]
+    labels = prepare("digits-test", given, Choice(4, 8, "official", "0123456789"))
+    kept = labels.data_options["student"]
     assert (kept["rows"], kept["answers"], kept["valid"]) == ([0, 2, 3], [1, 0, 1], [4])
+    # Which they are depends on all answers, so all queries are charged.
+    assert (len(labels.answers), labels.about["queries"], labels.about["answered"]) == (8, 8, 6)
 
 
 def test_a_wrong_answer_is_learned_as_it_was_given():
@@ -278,13 +281,13 @@ def test_missing_images_say_what_to_fetch(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not os.environ.get("MIXMATCH_PATE"), reason="MIXMATCH_PATE does not name a folder")
 def test_the_authors_split(svhn):
-    """PFACTS 5.1: 129 of the first 138 answers and 9 later ones, up to image 343; one image held out."""
+    """129 of the first 138 answers and 9 later ones, up to image 343; one image held out, as their script does."""
     whole = read(Path(os.environ["MIXMATCH_PATE"]) / "svhn-noisy-labels-t200-s200-n40.json")
     whole = Answers(whole.rows[:10_000], whole.labels[:10_000], images=10_000)
     labels = prepare("svhn-test", whole, Choice(split="official"), data_dir=svhn)
     kept = labels.data_options["student"]
     first = authors().rows[authors().answered]
-    assert (len(kept["rows"]), max(kept["rows"]), len(labels.answers)) == (138, 343, 344)
+    assert (len(kept["rows"]), max(kept["rows"]), len(labels.answers)) == (138, 343, 10_000)
     assert len(set(kept["rows"]) & set(first.tolist())) == 129
     assert kept["valid"] == [242]
     assert labels.about["labels_by_class"] == [27, 23, 15, 14, 13, 10, 11, 7, 8, 10]

@@ -147,7 +147,7 @@ def _share_right(public: Rows, rows: Indices, labels: Indices, numbering_known: 
 def _official(answers: Answers, pool: int, count: int) -> tuple[Answers, Indices, Indices]:
     """As the authors' create_split: by class, in the proportions of all answers, in file order; one image held out.
 
-    Returns the queries that this takes, up to the last image chosen, the images that get a label and those held out.
+    Returns the queries that this takes, those about the whole pool; the images that get a label, and those held out.
     """
     if not np.array_equal(answers.rows[:pool], np.arange(pool)):
         raise MixMatchError(
@@ -160,7 +160,7 @@ def _official(answers: Answers, pool: int, count: int) -> tuple[Answers, Indices
     left = np.setdiff1d(np.arange(pool), labeled)
     frequent = np.bincount(labels[labels != REFUSED]).argmax()
     order = np.lexsort((labels[left], labels[left] == REFUSED, labels[left] != frequent))
-    return answers.first(int(labeled.max()) + 1), labeled, left[order[:1]]
+    return answers.first(pool), labeled, left[order[:1]]
 
 
 def student_runs(
