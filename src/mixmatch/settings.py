@@ -191,6 +191,11 @@ def check(settings: Settings) -> Settings:
         raise MixMatchError(f"groups={values['groups']} must divide batch_size={values['batch_size']}")
     if not values["method"].startswith(methods.CUSTOM):
         values["method_settings"] = methods.checked(values["method"], values["method_settings"])
+        if values["label_sampling"] == "balanced" and values["method_settings"].get("balance") == "abc":
+            raise MixMatchError(
+                "balance=abc contradicts label_sampling=balanced: each alone makes up for uneven labels, both together "
+                "learn rare classes most: leave one out"
+            )
     return dataclasses.replace(settings, **values)
 
 

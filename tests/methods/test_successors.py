@@ -703,6 +703,18 @@ def test_settings_out_of_range_get_one_line(name: str) -> None:
         assert "\n" not in str(caught.value)
 
 
+def test_labels_are_not_balanced_twice() -> None:
+    """The balanced classifier takes a share of each class's rows, which makes up for how often they are drawn."""
+    with pytest.raises(MixMatchError, match=r"^balance=abc contradicts label_sampling=balanced: .*: leave one out$"):
+        resolve("cifar10", {"method": "fixmatch", "balance": "abc", "label_sampling": "balanced"})
+
+
+def test_freematchs_thresholds_have_room() -> None:
+    with pytest.raises(MixMatchError, match=r"^least_threshold=0.9 must not be above most_threshold=0.5$"):
+        build("freematch", {"least_threshold": 0.9, "most_threshold": 0.5})
+    build("freematch", {"least_threshold": 0.9, "most_threshold": 0.9})
+
+
 def test_what_depends_on_the_number_of_steps() -> None:
     for name in SIX:
         plain = {"method": name, "schedule": "constant"}

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixmatch import functional
+from mixmatch.errors import MixMatchError
 from mixmatch.methods import pseudo_labels as shared
 from mixmatch.methods.base import Batch, DataInfo, Predictor, Progress, Step, Tensors, setting
 
@@ -23,6 +24,13 @@ class FreeMatch(shared.PseudoLabeling):
     )
     least_threshold: float = setting(0.0, "No class has a threshold below this.", within=(0, 1))
     most_threshold: float = setting(1.0, "No class has a threshold above this.", within=(0, 1))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.least_threshold > self.most_threshold:
+            raise MixMatchError(
+                f"least_threshold={self.least_threshold:g} must not be above most_threshold={self.most_threshold:g}"
+            )
 
     def state(self, data: DataInfo) -> dict[str, Tensor]:
         uniform = torch.full_like(data.prior, 1 / data.classes)
