@@ -37,7 +37,7 @@ def test_table_and_picture(compared: tuple[Path, Any]) -> None:
         assert a["split"]["hash"] != b["split"]["hash"]
     assert records["supervised"][0]["split"] == records["mixmatch"][0]["split"]  # the same labels
     assert result.out.splitlines()[-2:] == [
-        "test error: of each run the median of its last 20 evaluations",  # where `train` says the last
+        "test error: at the end of each run, since some have fewer than 20 evaluations",  # a median of which is usual
         f"error over minutes and steps: {Path('runs/compare-digits/error.png')}",
     ]
     for seed in (1, 2):

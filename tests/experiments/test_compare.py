@@ -15,8 +15,8 @@ from mixmatch.plotting import line_style
 
 def record(method: str, seed: int, errors: tuple[float, ...]) -> Any:
     return {
-        "data": "digits", "method": method, "seed": seed, "error": errors[-1], "split": {"labeled": 20}, "seconds": 2.0,
-        "steps": 10 * len(errors),
+        "data": "digits", "method": method, "seed": seed, "error": errors[-1], "median_of": 20,
+        "last_error": errors[-1], "split": {"labeled": 20}, "seconds": 2.0, "steps": 10 * len(errors),
         "curve": [{"step": 10 * number, "error": error} for number, error in enumerate(errors, 1)],
     }  # fmt: skip
 
@@ -75,3 +75,11 @@ def test_a_row_per_method() -> None:
 def test_on_user_data_it_is_the_error_of_the_finished_model(tmp_path: Path) -> None:
     mine = {**record("a", 1, (80.0, 4.0)), "data": str(tmp_path), "error": 42.0, "last_error": 4.0}
     assert [row["error"] for row in summarize([mine])] == [4.0]
+
+
+def test_of_runs_with_few_evaluations_it_is_the_last_error() -> None:
+    """The median would be of the first ones too, where the network knows nothing yet; and all rows have one number."""
+    short = {**record("a", 1, (80.0, 60.0, 4.0)), "error": 60.0, "median_of": 3}
+    long = {**record("b", 1, (7.0,)), "error": 9.0}
+    assert [row["error"] for row in summarize([short, long])] == [4.0, 7.0]
+    assert [row["error"] for row in summarize([long])] == [9.0]

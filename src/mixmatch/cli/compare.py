@@ -31,10 +31,11 @@ from mixmatch.cli.options import (
 from mixmatch.data import is_path
 from mixmatch.errors import unknown
 from mixmatch.execution.executor import executor_for
-from mixmatch.experiments.compare import SHARED, plot, summarize
+from mixmatch.experiments.compare import SHARED, plot, reported, summarize
 from mixmatch.experiments.compare import compare as run_all
 from mixmatch.methods import METHODS
 from mixmatch.text import count
+from mixmatch.training.evaluate import REPORTED
 
 RUN = Panel(None, {name: settings_.of_run()[name] for name in SHARED}, varying=SHARED)
 
@@ -93,6 +94,8 @@ def compare(
             row["method"], f"{row['labels']:,}", seeds_text, f"{row['error']:.2f}{deviation}", f"{row['seconds']:.1f}"
         )
     console().print(table)
-    if not is_path(data):
-        show("test error: of each run the median of its last 20 evaluations")
+    if reported(records) == "error":
+        show(f"test error: of each run the median of its last {REPORTED} evaluations")
+    elif not is_path(data):
+        show(f"test error: at the end of each run, since some have fewer than {REPORTED} evaluations")
     show(f"error over minutes and steps: {folder / 'error.png'}")

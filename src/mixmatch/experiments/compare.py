@@ -16,6 +16,7 @@ from mixmatch.execution.executor import Executor, Here
 from mixmatch.experiments.records import minutes
 from mixmatch.methods import build, name_of
 from mixmatch.methods.base import Method, method_settings
+from mixmatch.training.evaluate import REPORTED
 from mixmatch.training.job import Work
 from mixmatch.training.opening import refuse_changed, user_data
 from mixmatch.training.plan import plan
@@ -152,17 +153,19 @@ def _refuse_mixed(work: Sequence[Work]) -> None:
             )
 
 
-def _error(record: Record) -> float:
-    """The number to report: on user data that of the finished model, else the paper's, a median."""
-    return float(record["last_error" if is_path(record["data"]) else "error"])
+def reported(records: Sequence[Record]) -> str:
+    """Which number of the records is compared: the paper's, a median; on user data, or if some runs have too few
+    evaluations for it, the error of the finished models."""
+    paper = all(record["median_of"] == REPORTED and not is_path(record["data"]) for record in records)
+    return "error" if paper else "last_error"
 
 
 def summarize(records: Sequence[Record]) -> list[dict[str, Any]]:
     """One row per method: mean test error, its deviation over the seeds, mean seconds per run."""
-    rows = []
+    rows, number = [], reported(records)
     for method in dict.fromkeys(record["method"] for record in records):
         group = [record for record in records if record["method"] == method]
-        errors = [_error(record) for record in group]
+        errors = [record[number] for record in group]
         rows.append(
             {
                 "method": method,
@@ -181,11 +184,12 @@ def plot(records: Sequence[Record], path: Path) -> None:
     methods = list(dict.fromkeys(record["method"] for record in records))
     height = max(4.2, 0.25 * len(methods))
     figure, panels = plotting.pyplot().subplots(1, 2, sharey=True, figsize=(11, height), layout="constrained")
-    (by_time, by_step), ends = panels, []
+    (by_time, by_step), ends, shown = panels, [], reported(records)
     for number, method in enumerate(methods):
         style = plotting.line_style(number)
         group = [record for record in records if record["method"] == method]
-        errors, error = [[point["error"] for point in r["curve"]] for r in group], statistics.mean(map(_error, group))
+        errors = [[point["error"] for point in r["curve"]] for r in group]
+        error = statistics.mean(r[shown] for r in group)
         steps, times = [[point["step"] for point in r["curve"]] for r in group], list(map(minutes, group))
         for axes, places in ((by_time, times), (by_step, steps)):
             for place, values in zip(places, errors, strict=True):
