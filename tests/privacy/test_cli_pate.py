@@ -285,7 +285,28 @@ def test_label_shows_what_may_be_published_and_what_is_left(votes, tmp_path):
     text = pate(*common, *public).stdout
     assert "spent (--charging all --bound data-independent)\n" in text
     assert "which is safe to publish\n" in text
-    assert "budget" not in pate(*common).stdout
+    text = pate(*common, "--ledger", tmp_path / "d.jsonl").stdout
+    assert "which is safe to publish\n" in text
+    assert "budget" not in text
+
+
+def test_label_remembers_that_the_votes_ended_a_call(votes, tmp_path):
+    """Whoever saw where it ended may ask for as many queries, and that number is not theirs."""
+    common = ("label", "--votes", votes, *CONFIDENT, "--delta", 1e-5, "--output", tmp_path / "a.json")
+    public = ("--max-epsilon", 1, "--bound", "data-independent", "--charging", "all")
+    assert as_json(*common, *public, "--ledger", tmp_path / "b.jsonl")["ended_by_votes"] is False
+    assert as_json(*common, "--queries", 3)["ended_by_votes"] is False
+    first = as_json(*common, "--max-epsilon", 0.6)
+    assert first["ended_by_votes"]
+    before = votes.with_name("votes.ledger.jsonl").read_bytes()
+    for words in (("--queries", first["asked"]), ("--queries", 3), ("--max-epsilon", 0.6), ()):
+        assert as_json(*common, *words)["ended_by_votes"]
+        text = pate(*common, *words).stdout
+        assert "which is safe to publish" not in text
+        assert "not safe to publish: the " in text
+    assert votes.with_name("votes.ledger.jsonl").read_bytes().startswith(before)
+    text = pate("analyze", "--votes", votes, *CONFIDENT, "--delta", 1e-5, "--answers", tmp_path / "a.json").stdout
+    assert "which is safe to publish unless a budget ended the queries" in text
 
 
 def test_label_as_csv_with_a_seed(votes, tmp_path):

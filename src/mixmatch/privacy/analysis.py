@@ -27,7 +27,9 @@ MEANINGS = {
     "epsilon_all_charged": "data-dependent, every query charged as if answered (plain composition); not sanitized",
     "epsilon_data_independent": "the same for all votes but for the expected number of answers",
     "epsilon_data_independent_realised": "the same for all votes, charged for the answers given",
-    "epsilon_data_independent_all_charged": "the same for all votes, every query charged: safe to publish as it is",
+    "epsilon_data_independent_all_charged": (
+        "the same for all votes, every query charged: safe to publish, unless the votes ended the queries"
+    ),
     "epsilon_sanitised": "data-dependent with the noise and the cost of the GNSS release: safe to publish",
     "epsilon_sanitised_mean": "mean of the GNSS release with parameters chosen by a look at the votes; for planning",
 }

@@ -5,6 +5,7 @@ A query leaves two lines. "charge" is written and flushed to disk before any noi
 answer; "answer" is written and flushed before the answer is given to anyone and settles what was spent. So a crash
 leaves either nothing (nothing was drawn), or a charge without an answer: it stays charged in full, and the query is
 answered under that charge, since no one has seen an answer. Nothing has followed from a line that a crash cut short.
+"ended" says that a budget which depends on the votes ended a call: then how many queries were asked depends on them.
 
 Lines are a chain: each carries the hash of all before it. How many there are and the hash of them all, the head, is
 kept in a second file, NAME.head, written after the lines and before anything follows from them. So a ledger that was
@@ -52,6 +53,11 @@ class Budget(NamedTuple):
     charging: str = "realised"
     bound: str = "data-dependent"
     conversion: str = "classic"
+
+    @property
+    def by_votes(self) -> bool:
+        """Whether the votes decide where it ends."""
+        return (self.charging, self.bound) != ("all", "data-independent")
 
     def check(self) -> None:
         check_delta(self.delta)
@@ -120,7 +126,8 @@ def _lost(path: Path, what: str) -> PrivacyError:
 class Ledger:
     """One ledger file, held against other processes from opening to closing.
 
-    `answers` are the answers so far by row; `open_charges` the rows charged but not yet answered.
+    `answers` are the answers so far by row; `open_charges` the rows charged but not yet answered; `ended_by_votes`
+    whether the votes ended a call, through its budget. A ledger of version 0.1.0 does not say: it may have been.
     """
 
     def __init__(self, path: Path, votes: Votes, mechanism: Mechanism, probabilities: Floats | None = None) -> None:
@@ -128,6 +135,7 @@ class Ledger:
         self.orders = accountant.default_orders(mechanism)
         self.answers: dict[int, Answer] = {}
         self.open_charges: list[int] = []
+        self.ended_by_votes = False
         self._settled = Accountant(mechanism, self.orders)
         self._chain = Chain()
         self._file = self._open()
@@ -195,6 +203,12 @@ class Ledger:
         if answers:
             self.settle(answers)
 
+    def end(self, budget: Budget) -> None:
+        """Record that a budget ended a call, to disk, before anyone sees where."""
+        if budget.by_votes and not self.ended_by_votes:
+            self._append([{"ended": budget._asdict()}])
+            self.ended_by_votes = True
+
     def epsilon(self, budget: Budget, charging: str | None = None, bound: str | None = None) -> Epsilon:
         """What has been spent, by the budget's way of charging and bound or another."""
         if not self.answers and not self.open_charges:
@@ -252,6 +266,7 @@ class Ledger:
         lines, self._chain, end = read_lines(self.path, content)
         if lines:
             self._check_header(lines[0])
+            self.ended_by_votes = lines[0]["ledger"] == UNCHAINED
             for number, parsed in enumerate(lines[1:], 2):
                 self._replay(number, parsed)
             self._add(self.answers)
@@ -282,6 +297,9 @@ class Ledger:
                 )
 
     def _replay(self, number: int, line: dict[str, Any]) -> None:
+        if "ended" in line:
+            self.ended_by_votes = True
+            return
         try:
             if "charge" in line:
                 row = int(line["charge"])
@@ -379,6 +397,7 @@ def answer_queries(
         chosen = todo[:block]
         chosen = chosen[: ledger.affordable(chosen, budget)]
         if not chosen:
+            ledger.end(budget)
             break
         ledger.reserve(chosen)
         ledger.answer_open(seed)

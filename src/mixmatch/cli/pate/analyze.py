@@ -10,7 +10,17 @@ from rich import box
 from rich.table import Table
 
 from mixmatch.cli.options import Json, console, expand_options, print_json, show, warn
-from mixmatch.cli.pate.options import All, Conversion, Delta, MechanismOptions, QueryOptions, VoteOptions, in_words
+from mixmatch.cli.pate.options import (
+    OF_ANSWERS,
+    SAFE,
+    All,
+    Conversion,
+    Delta,
+    MechanismOptions,
+    QueryOptions,
+    VoteOptions,
+    in_words,
+)
 from mixmatch.errors import MixMatchError
 from mixmatch.privacy import analysis
 from mixmatch.privacy.answers import read_for_votes
@@ -90,12 +100,12 @@ def analyze(
     if as_json:
         print_json(record)
         return
-    _print_analysis(record, everything)
+    _print_analysis(record, SAFE if answers is None else OF_ANSWERS, everything)
     if plot is not None:
         show(f"picture: {plot}")
 
 
-def _print_analysis(record: dict[str, Any], everything: bool) -> None:
+def _print_analysis(record: dict[str, Any], safe: str, everything: bool) -> None:
     screen = console()
     screen.print(
         f"{record['mechanism']} ({analysis.parameters_text(record)}), {record['teachers']} teachers, "
@@ -108,7 +118,7 @@ def _print_analysis(record: dict[str, Any], everything: bool) -> None:
     )
     if "accuracy" in record:
         screen.print(f"answers right: {100 * record['accuracy']:.2f} %")
-    screen.print(in_words(record), soft_wrap=True)
+    screen.print(in_words(record, safe), soft_wrap=True)
     shown = [name for name in record["meaning"] if everything or name == "epsilon_sanitised_mean"]
     if not shown:
         return

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from mixmatch.cli.options import Json, console, expand_options, print_json, say, show, warn
 from mixmatch.cli.pate.options import (
-    PUBLISHED,
+    SAFE,
     All,
     BudgetOptions,
     MechanismOptions,
@@ -23,7 +23,7 @@ from mixmatch.cli.pate.options import (
 from mixmatch.errors import MixMatchError
 from mixmatch.privacy.analysis import MEANINGS, WARNING, WAYS
 from mixmatch.privacy.answers import collect, to_csv, to_json
-from mixmatch.privacy.ledger import Ledger, answer_queries
+from mixmatch.privacy.ledger import Budget, Ledger, answer_queries
 from mixmatch.privacy.mechanisms import SEED_WARNING, describe
 from mixmatch.privacy.votes import vote_classes
 from mixmatch.storage import replace_durably
@@ -77,7 +77,7 @@ def label(
         given = answer_queries(book, rows, limit, seed)
         spent = {name: book.epsilon(limit, *WAYS[name]).value for name in SPENT}
         of_budget = book.epsilon(limit, limit.charging, limit.bound).value
-        earlier = len(book.answers) - len(given)
+        earlier, by_votes = len(book.answers) - len(given), book.ended_by_votes
     answers = collect(given, votes.queries, vote_classes(vote_file.votes, votes))
     try:
         replace_durably(output, FORMATS[output.suffix](answers).encode())
@@ -95,6 +95,7 @@ def label(
         "refused": len(answers) - labeled,
         "not_asked": wanted - len(answers),
         "stopped_by_budget": len(answers) < wanted,
+        "ended_by_votes": by_votes,
         **{name: getattr(limit, name) for name in ("max_epsilon", "charging", "bound", "delta", "conversion")},
         **spent,
         "ledger": str(path),
@@ -110,10 +111,10 @@ def label(
     if as_json:
         print_json(record)
     else:
-        _print(record, of_budget, earlier, everything)
+        _print(record, limit, of_budget, earlier, everything)
 
 
-def _print(record: dict[str, Any], of_budget: float, earlier: int, everything: bool) -> None:
+def _print(record: dict[str, Any], budget: Budget, of_budget: float, earlier: int, everything: bool) -> None:
     screen = console()
     kept = f", {record['kept_by_student']:,} kept by the student" if record["kept_by_student"] else ""
     screen.print(
@@ -121,15 +122,17 @@ def _print(record: dict[str, Any], of_budget: float, earlier: int, everything: b
     )
     if earlier:
         screen.print(f"{earlier:,} more were asked before; the epsilon is of all {record['asked'] + earlier:,}")
-    by_votes = (record["charging"], record["bound"]) != WAYS[PUBLISHED]
-    if record["stopped_by_budget"] and by_votes:
-        screen.print(in_words(record, "not safe to publish: the budget ended it, so the votes did"), soft_wrap=True)
+    if not record["ended_by_votes"]:
+        safe = SAFE
+    elif record["stopped_by_budget"] and budget.by_votes:
+        safe = "not safe to publish: the budget ended it, so the votes did"
     else:
-        screen.print(in_words(record), soft_wrap=True)
-    if record["max_epsilon"] is not None:
-        how = f"--charging {record['charging']} --bound {record['bound']}"
-        private = "; private" if by_votes else ""
-        screen.print(f"budget: {of_budget:.2f} of {record['max_epsilon']:g} spent ({how}{private})", soft_wrap=True)
+        safe = "not safe to publish: the votes may have ended an earlier call, through its budget"
+    screen.print(in_words(record, safe), soft_wrap=True)
+    if budget.max_epsilon is not None:
+        how = f"--charging {budget.charging} --bound {budget.bound}"
+        private = "; private" if budget.by_votes else ""
+        screen.print(f"budget: {of_budget:.2f} of {budget.max_epsilon:g} spent ({how}{private})", soft_wrap=True)
     if everything:
         table = Table("spent by this ledger", "epsilon", "what it is", box=box.SIMPLE)
         for name in SPENT:

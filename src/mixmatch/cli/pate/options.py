@@ -163,7 +163,12 @@ def show_part(part: str, done: int, noun: str, as_json: bool) -> None:
         print(f"part {part}: {count(done, noun)} finished; {again}")
 
 
-def in_words(privacy: dict[str, Any], safe: str = "which is safe to publish") -> str:
+SAFE = "which is safe to publish"
+OF_ANSWERS = f"{SAFE} unless a budget ended the queries (pate label says whether one did)"
+"""Of answers in a file, which does not say how their number came about."""
+
+
+def in_words(privacy: dict[str, Any], safe: str = SAFE) -> str:
     """The epsilon that holds for any votes, whether it is safe to publish, and what it and its delta mean.
 
     >>> print(in_words({"epsilon_data_independent_all_charged": 3.1277, "delta": 1e-6}))

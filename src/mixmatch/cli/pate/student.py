@@ -12,7 +12,9 @@ from rich.table import Table
 
 from mixmatch.cli.options import Json, Part, Strict, console, expand_options, parse_part, print_json, say, show, warn
 from mixmatch.cli.pate.options import (
+    OF_ANSWERS,
     PUBLISHED,
+    SAFE,
     All,
     BatchSize,
     Network,
@@ -180,7 +182,7 @@ def student(
     if as_json:
         print_json(summary)
         return
-    _print(summary, out, everything)
+    _print(summary, SAFE if answers is None else OF_ANSWERS, out, everything)
 
 
 def _describe(about: dict[str, Any]) -> str:
@@ -194,7 +196,7 @@ def _describe(about: dict[str, Any]) -> str:
     )
 
 
-def _print(summary: dict[str, Any], out: Path, everything: bool) -> None:
+def _print(summary: dict[str, Any], safe: str, out: Path, everything: bool) -> None:
     screen = console()
     screen.print(_describe(summary), soft_wrap=True)
     privacy = summary["privacy"]
@@ -209,7 +211,7 @@ def _print(summary: dict[str, Any], out: Path, everything: bool) -> None:
         table.add_row(f"{quoted['student']}, quoted", _accuracy(quoted), f"{quoted['epsilon']}")
     screen.print(table)
     if privacy is not None:
-        screen.print(in_words(privacy), soft_wrap=True)
+        screen.print(in_words(privacy, safe), soft_wrap=True)
     if privacy is not None and everything:
         screen.print(charged(privacy), soft_wrap=True)
         screen.print(f"note: {privacy['warning']}", soft_wrap=True)
