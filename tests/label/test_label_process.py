@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -73,7 +74,9 @@ class Page:
 
 
 @contextmanager
-def serving(folder: Path, *options: str, stop: signal.Signals = signal.SIGTERM) -> Iterator[tuple[str, list[str]]]:
+def serving(
+    folder: Path, *options: str, stop: signal.Signals = signal.SIGTERM, code: int = 0
+) -> Iterator[tuple[str, list[str]]]:
     """A server's address, and the lines it says until it has stopped."""
     command = [sys.executable, "-m", "mixmatch", "label", str(folder), "--no-browser", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -94,8 +97,8 @@ def serving(folder: Path, *options: str, stop: signal.Signals = signal.SIGTERM) 
             process.kill()
             late.cancel()
     if stop != signal.SIGKILL:
-        assert process.returncode == 0, said
-        assert "stopped" in said[-1]
+        assert process.returncode == code, said
+        assert ("stopped" in said[-1]) == (code == 0)
 
 
 def test_a_folder_has_one_server_which_saves_everything_and_comes_back(digits: Path) -> None:
@@ -121,6 +124,41 @@ def test_a_folder_has_one_server_which_saves_everything_and_comes_back(digits: P
         assert page.get("state")["counts"]["labeled"] == 1
     with serving(digits, "--host", "0.0.0.0", stop=signal.SIGKILL) as (_, said):
         assert said[0].startswith("WARNING: listening on 0.0.0.0: everyone on the network")
+
+
+def test_a_folder_of_labels_that_is_removed_is_written_again_or_left_to_the_next_server(
+    digits: Path, tmp_path: Path
+) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for path in sorted(digits.glob("*.png"))[:4]:
+        shutil.copy(path, photos)
+    home = photos / ".mixmatch-labels"
+    with serving(photos) as (address, said):
+        page = Page(address)
+        page.wait("state", lambda body: not body["scanning"])
+        page.post("classes", do="add", name="zero")
+        page.label([0], "zero")
+        shutil.rmtree(home)
+    assert said[-1].startswith("stopped; 1 label saved in ")
+    assert b'"zero"' in (home / "log.jsonl").read_bytes()
+    with serving(photos, code=2) as (address, said):
+        page = Page(address)
+        page.wait("state", lambda body: not body["scanning"])
+        shutil.rmtree(home)
+        with serving(photos) as (second, _):
+            other = Page(second)
+            other.wait("state", lambda body: not body["scanning"])
+            other.post("classes", do="add", name="one")
+            other.label([1], "one")
+            with pytest.raises(httpx.HTTPStatusError, match="507"):
+                page.label([2], "zero")
+            assert "another server labels this folder now" in page.get("state")["disk"]
+            other.label([2], "one")
+    assert re.fullmatch("error: .*log.jsonl was replaced by another program: start again .*", said[-1])
+    with serving(photos) as (third, _):
+        assert Page(third).get("state")["counts"]["labeled"] == 2
+    assert b"zero" not in (home / "log.jsonl").read_bytes()
 
 
 def test_a_training_from_labels_to_guesses(digits: Path) -> None:

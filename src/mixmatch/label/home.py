@@ -7,8 +7,9 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from mixmatch.storage import digest, open_own, read_json, refuse_link, temporary
 
 HIDDEN = ".mixmatch-labels"
 """The folder in which everything is kept, inside of the folder of pictures."""
+LOCK = "lock"
 RECORD = "server.json"
 """Port and token, for its owner alone: the next start takes them again, so that an open page goes on."""
 MOST_RECORD = 1 << 16
@@ -107,12 +109,25 @@ def _refuse_links(*folders: Path) -> None:
 
 
 @contextmanager
-def locked(home: Path) -> Iterator[None]:
-    """Hold a folder's labels against other servers; `AlreadyServed` names the one that has them."""
-    with explaining(f"cannot keep labels in {home}"):
-        home.mkdir(parents=True, exist_ok=True)
-        file = os.fdopen(open_own(home / "lock"), "ab")
-    with file:
+def locked(home: Path) -> Iterator[Callable[[], bool]]:
+    """Hold a folder's labels against other servers; `AlreadyServed` names the one that has them. Yields a function that
+    says whether they are held still: a lock that was removed is made again, unless another server has made its own."""
+    with ExitStack() as files:
+        with explaining(f"cannot keep labels in {home}"):
+            file = files.enter_context(_lock_file(home))
+
+        def held() -> bool:
+            nonlocal file
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), (home / LOCK).lstat()):
+                    return True
+            again = files.enter_context(_lock_file(home))
+            if try_lock(again.fileno()):
+                file = again
+                return True
+            again.close()
+            return False
+
         for _ in range(20):  # one that is just ending takes a moment
             if try_lock(file.fileno()):
                 break
@@ -121,7 +136,12 @@ def locked(home: Path) -> Iterator[None]:
             address = read_record(home).get("address")
             where = f" at {address}" if address else ""
             raise AlreadyServed(f"this folder is being labeled already{where}", address)
-        yield
+        yield held
+
+
+def _lock_file(home: Path) -> BufferedWriter:
+    home.mkdir(parents=True, exist_ok=True)
+    return os.fdopen(open_own(home / LOCK), "ab")
 
 
 def read_record(home: Path) -> dict[str, Any]:

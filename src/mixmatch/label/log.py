@@ -53,6 +53,8 @@ class Log:
         """The damage that was found, one line each."""
         self.last = 0
         """The highest number of an event, also of one that could not be used."""
+        self.holds: Callable[[], bool] = lambda: True
+        """Whether no other server has the folder."""
         self._copied = ""
         with explaining(f"cannot write the labels to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -117,12 +119,21 @@ class Log:
             )
 
     def check(self) -> None:
-        """Refuse what could not be written, nor taken back: another program has shortened the file."""
+        """Refuse what could not be written, nor taken back: another program has shortened the file. And what would not
+        be read again: another server has the folder, or another file is in this one's place."""
         try:
-            size = os.fstat(self._handle).st_size
+            own, held = os.fstat(self._handle), self.holds()
+            named = self.path.lstat() if os.path.lexists(self.path) else own
         except OSError as error:
             raise DiskFull(_why(self.folder, error)) from None
-        if size < self._length:
+        if not held:
+            raise DiskFull(
+                f"labels are not saved here any more: {self.folder} was removed, and another server labels this folder "
+                "now; use its page"
+            )
+        if not os.path.samestat(own, named):
+            raise DiskFull(f"{self.path} was replaced by another program: start again to label on with that")
+        if own.st_size < self._length:
             raise DiskFull(
                 f"{self.path} was shortened by another program: put it back (there are copies in "
                 f"{self.folder / COPIES}) and start again"
@@ -133,7 +144,7 @@ class Log:
         data = b"".join(json.dumps(event, separators=(",", ":")).encode() + b"\n" for event in events)
         self.check()
         try:
-            if os.fstat(self._handle).st_nlink == 0:
+            if not os.path.lexists(self.path):
                 self._restore()
             if os.fstat(self._handle).st_size > self._length:
                 os.ftruncate(self._handle, self._length)  # what an earlier failure left
@@ -176,7 +187,7 @@ class Log:
             return file.read()
 
     def _restore(self) -> None:
-        """Somebody removed the log. What is open is still whole: it is written again, and goes on there."""
+        """Somebody removed or moved the log. What is open is still whole: it is written again, and goes on there."""
         content = self.content()
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_durably(self.path, content)

@@ -62,7 +62,7 @@ def serve(
     choice = Choice(features, weights)
     choice.check()
     home = home_of(folder)
-    with locked(home):
+    with locked(home) as held:
         check_links(home)
         record = read_record(home)
         place = [str(home.resolve()), home.stat().st_ino]
@@ -78,7 +78,7 @@ def serve(
             opening = Opening(home, FirstPage.take(home, token))
             server = _server(opening, host, port, token)
             opening.stopping = lambda: server.should_exit
-            reader = _Reader((folder, home, clean_name(_user()) or "me", choice), opening, server, say)
+            reader = _Reader((folder, home, clean_name(_user()) or "me", choice), held, opening, server, say)
             if opening.first is None:
                 reader.read()
             else:
@@ -103,10 +103,15 @@ class _Reader(threading.Thread):
     something is asked for that needs it, and soon in any case: what is on the screen comes first."""
 
     def __init__(
-        self, what: tuple[Path, Path, str, Choice], opening: Opening, server: uvicorn.Server, say: Say
+        self,
+        what: tuple[Path, Path, str, Choice],
+        held: Callable[[], bool],
+        opening: Opening,
+        server: uvicorn.Server,
+        say: Say,
     ) -> None:
         super().__init__(name="reader", daemon=True)
-        self._what, self._opening, self._server, self._say = what, opening, server, say
+        self._what, self._held, self._opening, self._server, self._say = what, held, opening, server, say
         self._desk: Desk | None = None
         self._error: Exception | None = None
 
@@ -122,6 +127,7 @@ class _Reader(threading.Thread):
         from mixmatch.label.server import make_app
 
         desk = self._desk = Desk(*self._what)
+        desk.book.log.holds = self._held
         for note in desk.book.log.notes:
             self._say(f"warning: {note}")
         if self._opening.first is not None:
@@ -135,7 +141,10 @@ class _Reader(threading.Thread):
             self._opening.wanted.set()
             self.join()
         if self._desk is not None:
-            self._desk.close()
+            try:
+                self._desk.book.keep()
+            finally:
+                self._desk.close()
         if self._error is not None:
             raise self._error
         assert self._desk is not None
