@@ -575,3 +575,6 @@ def test_lines_are_divided_among_as_many_programs_as_should_run(monkeypatch: pyt
     assert found(4) == (4, 2, 3, 8)
     assert found(960, divisible=6) is None  # four images may be of two batches
     assert found(960, size=96) is None  # a copy takes 2**n rows, not the 48 of a line
+    monkeypatch.setitem(tiles.TILES, "lines forward 3 32 32 2", [4, 192, 5, 8])
+    assert found(960, size=4) == (4, 4, 5, 8)
+    assert found(960, size=2) is None  # with the lines above and below it is 4, and 5 would be copied

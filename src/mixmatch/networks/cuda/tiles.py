@@ -91,8 +91,9 @@ def line_tile(
     work: Work, images: int, divisible: int, size: int, in_channels: int, out_channels: int, pixels_per_row: int
 ) -> LineTile | None:
     """The tile for a convolution line by line of so many images, whose images must divide `divisible`; None where the
-    other kernels are used, because they are faster or nobody has measured it, or because the rows of a line are no
-    power of two, as the block of a copy must be."""
+    other kernels are used, because they are faster or nobody has measured it, because the rows of a line are no
+    power of two, as the block of a copy must be, or because a program has fewer lines, with the one above and the one
+    below, than its ring: nothing would wait for the copies of the others."""
     found = TILES.get(key(work, "lines", 3, in_channels, out_channels, pixels_per_row))
     rows = size // pixels_per_row
     if found is None or divisible % found[0] or rows & (rows - 1):
@@ -101,7 +102,7 @@ def line_tile(
     lines = size
     while images // together * (size // lines) < programs and lines % 2 == 0 and lines > slots:
         lines //= 2
-    return LineTile(together, lines, slots, warps)
+    return LineTile(together, lines, slots, warps) if lines + 2 >= slots else None
 
 
 def pointwise_rows(rows: int, channels: int) -> int:
