@@ -23,7 +23,9 @@ def test_a_sweep_from_beginning_to_end(call: Call) -> None:
     c = np.arange(30) % 2
     x = np.random.default_rng(0).normal(size=(len(c), 4)) + 3 * c[:, None]
     np.savez("few.npz", x=x, y=np.where(np.arange(len(c)) < 4, c, -1))
-    assert call(*TUNE, "--trials", 1).code == 0
+    first = call(*TUNE, "--trials", 1)
+    assert first.code == 0
+    assert "train with the defaults, which are the best: mixmatch train few.npz --config " in first.out
     result = call(*TUNE, "--trials", 2)
     assert result.code == 0, result.err
     folder = Path("runs/tune-few.npz-supervised")

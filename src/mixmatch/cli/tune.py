@@ -138,7 +138,7 @@ def _show(data: str, result: Result) -> None:
         warn(result.warning)
     show(f"error over each setting: {result.out / 'slices.png'}")
     command = f"mixmatch train {shlex.quote(data)} --config {shlex.quote(str(result.out / 'best.toml'))}"
-    show(f"train with the best: {command}")
+    show(f"train with the {'defaults, which are the best' if result.best.is_default else 'best'}: {command}")
 
 
 def _row(trial: Trial) -> list[str]:
