@@ -47,6 +47,16 @@ def test_names_stay_within_the_picture_where_all_methods_end_at_its_top(tmp_path
     assert all(low < high for low, high in itertools.pairwise(heights))
 
 
+def test_the_picture_says_what_its_numbers_are(tmp_path: Path, axes: Any) -> None:
+    """Of published data the paper's, a median: a line may end elsewhere."""
+    plot([{**record("a", 1, (50.0, 10.0)), "error": 30.0}], tmp_path / "error.png")
+    assert [text.get_text() for text in axes(1).texts] == ["a 30.0 %"]
+    assert axes(1).get_title("left") == "beside each line: median of the last 20 evaluations"
+    plot([{**record("a", 1, (50.0, 10.0)), "data": str(tmp_path), "last_error": 10.0}], tmp_path / "error.png")
+    assert [text.get_text() for text in axes(1).texts] == ["a 10.0 %"]
+    assert axes(1).get_title("left") == ""
+
+
 def test_line_styles_differ() -> None:
     assert len({tuple(line_style(number).items()) for number in range(72)}) == 72
     assert {line_style(number)["linestyle"] for number in range(9)} == {"-"}
