@@ -24,6 +24,10 @@ class Screen(Console):
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else printable(text, lines=True), style, control)
 
+    def on_broken_pipe(self) -> None:
+        """As when anything else is written that nobody reads; rich would exit with 1."""
+        raise BrokenPipeError
+
 
 class Plain:
     """Text for a program, such as CSV, where it is a person who reads it: on a terminal."""

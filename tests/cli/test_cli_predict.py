@@ -56,6 +56,18 @@ def test_folder_as_csv(trained: Path, run: Call, tmp_path: Path) -> None:
         assert float(row[2]) == pytest.approx(probabilities.max(), abs=2e-6)
 
 
+@pytest.mark.parametrize("words", [["predict", "digits.npy"], ["evaluate", "--json"], ["evaluate"]])
+def test_what_nobody_reads_ends_as_in_other_programs(
+    words: list[str], trained: Path, start: Call, tmp_path: Path
+) -> None:
+    """`mixmatch predict RUN photos/ | head`: without a word, and as a shell expects of a closed pipe."""
+    np.save(tmp_path / "digits.npy", PIXELS[:, :, :, None])
+    process = start(words[0], trained, *words[1:], cwd=tmp_path, env={**os.environ, "PYTHONUNBUFFERED": ""})
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait()) == ("", 141)
+    process.stderr.close()
+
+
 def test_no_cell_is_run_by_a_spreadsheet(trained: Path, call: Call, tmp_path: Path, monkeypatch) -> None:
     """Names of files and of classes, which also head columns. JSON has them as they are."""
     monkeypatch.chdir(tmp_path)

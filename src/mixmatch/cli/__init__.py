@@ -6,6 +6,7 @@ import errno
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple, NoReturn
 
@@ -142,6 +143,16 @@ class Lazy(PlainFlags, TyperGroup):
             command = _loaded(str(name), entry, rest)
         return name, command, rest
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:  # the option parser would exit with 1
+            raise NobodyReads from error
+
+
+class NobodyReads(Exception):
+    """What is written is not read any more, as in `mixmatch ... | head`."""
+
 
 def _named(name: str, entry: Command | Group) -> Any:
     """A group, or what the help shows of a command that is not imported."""
@@ -214,6 +225,7 @@ def main(failed: BaseException | None = None) -> None:
         if failed is not None:
             raise failed
         code = command_line()(prog_name="mixmatch", standalone_mode=False)
+        sys.stdout.flush()
     except MixMatchError as error:
         _fail(in_command(str(error)))
     except Interrupted as stopped:
@@ -224,8 +236,10 @@ def main(failed: BaseException | None = None) -> None:
         sys.exit(128 + stopped.signal)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
-    except BrokenPipeError:  # `mixmatch ... | head`
-        sys.stderr.close()
+    except (NobodyReads, BrokenPipeError):
+        for stream in (sys.stdout, sys.stderr):  # or Python would try again at its end, and complain
+            with suppress(OSError):
+                stream.close()
         sys.exit(141)
     except Exception as error:
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
