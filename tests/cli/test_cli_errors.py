@@ -103,11 +103,21 @@ def test_one_line(arguments: str, said: str, call: Call) -> None:
         (["label", "", "--no-browser"], "FOLDER"),
         (["evaluate", ""], "RUN"),
         (["compare", "digits", "--seeds", "1", "2", "--out", ""], "--out"),
+        (["data", "check", "digits", "--labels-file", ""], "--labels-file"),
+        (["predict", "RUN", "photos", "--output-dir", ""], "--output-dir"),
     ],
 )
-def test_an_empty_path_is_not_the_current_folder(arguments: list[str], name: str, call: Call) -> None:
+def test_an_empty_path_is_not_the_current_folder(arguments: list[str], name: str, call: Call, finished: Path) -> None:
     """As a shell's variable that is not set leaves it."""
-    one_line(call(*arguments), f"{name} is empty: give a path")
+    one_line(call(*(finished if word == "RUN" else word for word in arguments)), f"{name} is empty: give a path")
+    assert list(Path.cwd().iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["", " "])
+def test_no_input_is_not_the_current_folder(path: str, call: Call, finished: Path) -> None:
+    one_line(call("predict", finished, path), "a path is empty: give that of a file or a folder")
+    one_line(call("predict", finished, path, "--output-dir", "new"), "a path is empty")
+    one_line(call("pate", "teachers", path, "--teachers", 2, "--out", "new"), "data is empty: give a name (digits,")
     assert list(Path.cwd().iterdir()) == []
 
 

@@ -92,6 +92,8 @@ SOURCES: dict[str, SourceInfo] = {
 def source_info(name: str) -> SourceInfo:
     """The entry of `SOURCES` by name, or an error with the nearest name."""
     if name not in SOURCES:
+        if not name.strip():
+            raise MixMatchError("data is empty: give a name (digits, cifar10, ...) or a path")
         if Path(name).exists():
             raise unknown("data set", name, SOURCES)
         if os.sep in name or Path(name).suffix:
@@ -205,7 +207,7 @@ def is_published(data: str) -> bool:
 
 def is_path(data: str) -> bool:
     """Whether a name is a path to user data."""
-    return not is_published(data) and can_be_path(data) and Path(data).exists()
+    return bool(data.strip()) and not is_published(data) and can_be_path(data) and Path(data).exists()
 
 
 def holds_features(path: Path) -> bool:

@@ -123,6 +123,8 @@ def predict_shards(
     for name, value in {"batch_size": batch_size, "shard_size": shard_size}.items():
         if value < 1:
             raise MixMatchError(f"{name}={value} must be 1 or more")
+    if not str(output_dir).strip():
+        raise MixMatchError("output_dir= is empty: give a path")
     if format not in ("csv", "parquet"):
         raise MixMatchError(f"format={format} is not for shards: use csv or parquet")
     if format == "parquet":

@@ -47,6 +47,8 @@ def find_images(paths: Iterable[str | os.PathLike[str]], *, once: bool = False) 
     """
     before: set[str] = set()
     for given in [os.fspath(path) for path in paths]:
+        if not given.strip():  # it would be the current folder
+            raise MixMatchError("a path is empty: give that of a file or a folder")
         place = _Address(given) if is_address(given) else _Disk(given)
         for path in place.matches():
             full = place.full(path)

@@ -37,6 +37,8 @@ class Reading:
     def __post_init__(self) -> None:
         if self.labels_file is not None:
             object.__setattr__(self, "labels_file", str(self.labels_file))
+            if not self.labels_file.strip():
+                raise MixMatchError("labels_file= is empty: give a path")
         if isinstance(cast(Any, self.ignore), str):
             raise MixMatchError(f"ignore={self.ignore!r} must be a list of columns")
         object.__setattr__(self, "ignore", tuple(self.ignore or ()))
