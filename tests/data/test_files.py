@@ -471,6 +471,53 @@ def test_two_processes_decode_at_once(folder: Path) -> None:
     assert len(list((folder / ".mixmatch-cache").iterdir())) == 1
 
 
+def test_what_a_killed_decode_left_goes_when_the_next_begins(folder: Path) -> None:
+    folder.mkdir()
+    source = folder / "a.bin"
+    source.write_bytes(b"1")
+    program = """if True:
+        import os, signal, sys
+        from pathlib import Path
+
+        import numpy as np
+
+        from mixmatch.data.cache import cached_array
+
+        def pieces():
+            yield np.zeros((1, 2, 2, 3), np.uint8)
+            if sys.argv[2] == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            print("at work", flush=True)
+            sys.stdin.read()
+            yield np.ones((1, 2, 2, 3), np.uint8)
+
+        folder = Path(sys.argv[1])
+        print(cached_array(folder, "set", [folder / "a.bin"], (2, 2, 2, 3), pieces()).sum(), flush=True)
+    """
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    killed, living = (
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(folder), how],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for how in ("killed", "living")
+    )
+    assert killed.communicate()[0] == ""
+    assert living.stdout is not None
+    assert living.stdout.readline() == "at work\n"
+    parts = list((folder / ".mixmatch-cache").glob(".*.part"))
+    assert len(parts) == 2
+    for part in parts:
+        os.utime(part, (time.time() - 3600,) * 2)
+    source.write_bytes(b"12")
+    cached_array(folder, "set", [source], (1, 2, 2, 3), [rows(0, 1)])
+    assert len(list((folder / ".mixmatch-cache").glob(".*.part"))) == 1
+    assert living.communicate("")[0] == "12\n", "what is being written stays"
+
+
 def test_what_a_killed_process_left_goes_after_a_day(tmp_path: Path) -> None:
     old, young = tmp_path / ".a.bin.0.part", tmp_path / ".a.bin.1.part"
     for path in (old, young):

@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import sys
+import time
 import unicodedata
 import zlib
 from collections.abc import Callable
@@ -652,6 +653,17 @@ def test_only_what_is_new_is_decoded(pets: Path, decodings: list[str]) -> None:
     assert dict(zip(user.files, (int(image.mean()) for image in user.inputs), strict=True)) == expected
     assert len(cached(pets)) == 1
     assert len(list((pets / ".mixmatch-cache").iterdir())) == 2
+
+
+def test_what_a_killed_decode_left_goes_when_the_next_begins(pets: Path) -> None:
+    read_folder(pets)
+    (path,) = cached(pets)
+    left = path.with_name(f".{path.name}.{'0' * 32}.part")
+    left.touch()
+    os.utime(left, (time.time() - 3600,) * 2)
+    blank(pets / "unlabeled/new.png", 200)
+    read_folder(pets)
+    assert not left.exists()
 
 
 def test_sizes_do_not_evict_each_other(pets: Path, tmp_path: Path, decodings: list[str]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,10 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mixmatch.errors import MixMatchError, explaining
-from mixmatch.storage import check_plain, digest, temporary
+from mixmatch.storage import check_plain, digest, open_own, temporary, try_lock
 
 FORMAT = 1
 """Part of every key: raise it when decoding changes, so that old caches are not used."""
+
+QUIET = 10.0
+"""Seconds. What was written to more recently may be another machine's, whose lock not every file system shows."""
 
 
 def user_cache() -> Path:
@@ -56,6 +60,7 @@ def cached_array(
     path = cache_folder(data_dir, strict=strict) / file_name
     if (array := mapped(path, shape)) is not None:
         return array
+    remove_abandoned(path)
     size = f"{int(np.prod(shape)) / 1e6:,.0f} MB of decoded images"
     with new_file(path, size, "choose another data folder") as part:
         write_rows(part, shape, pieces)
@@ -83,6 +88,7 @@ def write_rows(path: Path, shape: tuple[int, ...], pieces: Iterable[npt.NDArray[
     # would end the process with a bus error instead of an exception.
     written = 0
     with path.open("xb") as file:
+        try_lock(file.fileno())  # for `remove_abandoned`
         begin = _write_header(file, shape)
         for piece in pieces:
             file.write(np.ascontiguousarray(piece).data)
@@ -106,6 +112,18 @@ def earlier(path: Path) -> list[Path]:
     """Files that differ from `path` in the hash at the end of their names: what older versions of the sources left."""
     name = path.stem.rpartition("-")[0]
     return [file for file in path.parent.glob(f"{name}-{'[0-9a-f]' * 16}.npy") if file != path]
+
+
+def remove_abandoned(path: Path) -> None:
+    """Remove what killed processes had written of `path`, and of what older versions of the sources were to be."""
+    pattern = f".{path.stem.rpartition('-')[0]}-{'[0-9a-f]' * 16}.npy.{'[0-9a-f]' * 32}.part"
+    for part in path.parent.glob(pattern):
+        with suppress(OSError):
+            if time.time() - part.lstat().st_mtime > QUIET:
+                with os.fdopen(open_own(part), "rb") as file:
+                    abandoned = try_lock(file.fileno())
+                if abandoned:
+                    part.unlink()
 
 
 def _write_header(file: BinaryIO, shape: tuple[int, ...]) -> int:

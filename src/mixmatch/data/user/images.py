@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError, features
 
-from mixmatch.data.cache import earlier, mapped, new_file, write_rows
+from mixmatch.data.cache import earlier, mapped, new_file, remove_abandoned, write_rows
 from mixmatch.data.user.reading import IMAGE_SIZES
 from mixmatch.errors import MixMatchError
 from mixmatch.storage import digest, open_plain, read_json, replace_durably
@@ -269,6 +269,7 @@ def decode_all(
     path = cache / f"{family}-{digest(json.dumps([CACHE_FORMAT, [*FORMATS], image_size, channels, identities]))}.npy"
     if (decoded := _cached(path)) is not None and decoded.identities == identities:
         return decoded
+    remove_abandoned(path)
     stale = earlier(path)
     what = f"the {count(len(identities), 'decoded image')}"
     with quiet_pillow(), new_file(path, what, "choose another place for them") as part:
