@@ -217,6 +217,28 @@ def test_failures_are_reported_and_the_rest_still_run(tmp_path: Path) -> None:
     assert [r["labels"] for r in records.load_all(tmp_path / "results", pytest.fail)] == [20]
 
 
+def test_runs_whose_data_is_missing_are_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIXMATCH_OFFLINE", "1")
+    rows = [replace(SMALL.rows[0], name=data, data=data, targets={20: Target(1.0)}) for data in ("cifar10", "digits")]
+    said, runs = Said(), plan(Table("missing", tuple(rows)), steps=2)
+    folders = (tmp_path / "runs", tmp_path / "results")
+    failed = run_all(runs, *folders, said, Quiet, device="cpu", data_dir=tmp_path / "data")
+    assert [run for run, _ in failed] == runs[:2]
+    assert len({reason for _, reason in failed}) == 1
+    assert said == [
+        f"cifar10: {failed[0][1]}",
+        "[3/4] digits, 20 labels, seed 1",
+        "[4/4] digits, 20 labels, seed 2",
+    ]
+    assert f"put it at {tmp_path / 'data'}" in said[0]
+    assert len(list(folders[0].iterdir())) == 2
+    # A finished run needs no data, only its record is made again.
+    (tmp_path / "runs" / runs[2].name).rename(tmp_path / "runs" / runs[0].name)
+    assert len(run_all(runs[:1], *folders, said, Quiet, device="cpu", data_dir=tmp_path / "data")) == 1
+    assert said[-1].startswith("[1/1] cifar10, 20 labels, seed 1: failed: ")
+    assert "was made with other settings" in said[-1]  # so it was looked into, not for its data
+
+
 def test_a_failure_of_any_kind_does_not_stop_the_rest(tmp_path: Path) -> None:
     reporters = iter([Breaks, Quiet])
     runs = plan(SMALL, methods=["supervised"], steps=2)

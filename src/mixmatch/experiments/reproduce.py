@@ -12,6 +12,8 @@ import torch
 
 from mixmatch.data import SOURCES, SourceInfo
 from mixmatch.data.opened import Basis, Data
+from mixmatch.data.published.files import choose as choose_layout
+from mixmatch.data.published.files import complete, data_folder, fetch
 from mixmatch.data.source import Rows, Source
 from mixmatch.data.split import make_split
 from mixmatch.declare import settings_of
@@ -132,7 +134,8 @@ def run_all(
 ) -> list[tuple[Planned, str]]:
     """Train what is not finished, by default here and as many side by side as the device allows.
 
-    A run that fails does not stop the rest; returns those with the reason.
+    A run that fails does not stop the rest; returns those with the reason. Runs on this machine whose data is missing,
+    and cannot be downloaded, are not begun.
     """
     records = records_.load_all(records_folder, warn=lambda message: None)
     numbers, heads, todo = {}, {}, {}
@@ -149,6 +152,12 @@ def run_all(
         executor.places(device)  # without the device or the cluster, nothing is written
     with explaining(f"cannot write to {records_folder}", "choose another folder with results="):
         records_folder.mkdir(parents=True, exist_ok=True)
+    unfinished = [run for run in waiting if not RunFolder(runs_folder / run.name).finished()]
+    missing = _missing(unfinished, data_dir, strict) if isinstance(executor, Here) else {}
+    for data, reason in missing.items():
+        say(f"{data}: {reason}")
+    failed = [(run, missing[run.settings.data]) for run in unfinished if run.settings.data in missing]
+    waiting = [run for run in waiting if all(run is not each for each, _ in failed)]
     # Rows may differ in a setting that a progress bar does not show, such as K: the number tells them apart.
     work = []
     for run in waiting:
@@ -156,7 +165,6 @@ def run_all(
         out = runs_folder / run.name
         job = Job(run.settings, out, given, resume=True, device=device, data_dir=data_dir, strict=strict)
         work.append(Work(job, reporter=reporter() if reporter else progress.on_stderr(f" {numbers[run.name]}")))
-    failed = list[tuple[Planned, str]]()
     for number, outcome in executor.run(work, started=lambda number: say(heads[waiting[number].name])):
         run = waiting[number]
         if isinstance(outcome, Exception):  # the other runs continue
@@ -171,6 +179,21 @@ def run_all(
             say(f"{heads[run.name]}: {reason}: free some space and start again; finished runs are not trained again")
             failed.append((run, reason))
     return failed
+
+
+def _missing(runs: Sequence[Planned], data_dir: Path | None, strict: bool) -> dict[str, str]:
+    """Why the data of some of these runs cannot be had, by its name. What can be downloaded is."""
+    reasons, folder = {}, data_folder(data_dir)
+    for settings in {run.settings.data: run.settings for run in runs}.values():
+        layout = choose_layout(_published(settings).layouts, folder)
+        try:
+            if not complete(layout, folder):
+                fetch(layout, folder, strict=strict)
+        except MixMatchError as error:
+            reasons[settings.data] = str(error)
+        except OSError:  # the run says more
+            pass
+    return reasons
 
 
 TIME_NEUTRAL = (
