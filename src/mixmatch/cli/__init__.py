@@ -226,8 +226,6 @@ def main(failed: BaseException | None = None) -> None:
             raise failed
         code = command_line()(prog_name="mixmatch", standalone_mode=False)
         sys.stdout.flush()
-    except MixMatchError as error:
-        _fail(in_command(str(error)))
     except Interrupted as stopped:
         continues = RESUME if _takes_resume() else "the same command continues from there"
         where = f"stopped at step {stopped.step:,}, which is saved" if stopped.step else "stopped"
@@ -242,26 +240,35 @@ def main(failed: BaseException | None = None) -> None:
                 stream.close()
         sys.exit(141)
     except Exception as error:
-        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-            _fail("this machine has too little memory: use less data, smaller batches or a smaller network")
-        if type(error).__name__ == "OutOfMemoryError":  # PyTorch's, which is imported only where it is needed
-            _fail("the GPU has too little memory: free some, or use --device cpu")
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            _fail(f"the path {str(error.filename)[:40]}... is too long: name a shorter one")
-        if isinstance(error, RuntimeError) and "home directory" in str(error):
-            _fail("a path begins with ~ and an unknown user name: write it in full")
-        # The option parser's own errors; their class depends on typer's version.
-        if not hasattr(error, "format_message"):
+        if (message := _mistake(error)) is None:
             raise
-        message = " ".join(error.format_message().split()).replace("Value error, ", "")  # pydantic's, in typer
         if not message:  # no arguments at all: the help
             error.show()  # type: ignore[attr-defined]
             sys.exit(2)
-        path = getattr(getattr(error, "ctx", None), "command_path", "mixmatch")
-        _fail(f"{message} (see {path} --help)")
+        _fail(message)
     if code == 130:  # also what typer makes of Ctrl-C
         print("stopped", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _mistake(error: Exception) -> str | None:
+    """What a user can fix, in a line; None if the error is none of those."""
+    if isinstance(error, MixMatchError):
+        return in_command(str(error))
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return "this machine has too little memory: use less data, smaller batches or a smaller network"
+    if type(error).__name__ == "OutOfMemoryError":  # PyTorch's, which is imported only where it is needed
+        return "the GPU has too little memory: free some, or use --device cpu"
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"the path {str(error.filename)[:40]}... is too long: name a shorter one"
+    if isinstance(error, RuntimeError) and "home directory" in str(error):
+        return "a path begins with ~ and an unknown user name: write it in full"
+    if not hasattr(error, "format_message"):
+        return None
+    # The option parser's own errors; their class depends on typer's version.
+    message = " ".join(error.format_message().split()).replace("Value error, ", "")  # pydantic's, in typer
+    path = getattr(getattr(error, "ctx", None), "command_path", "mixmatch")
+    return message and f"{message} (see {path} --help)"
 
 
 def _takes_resume() -> bool:
