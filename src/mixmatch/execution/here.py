@@ -112,27 +112,20 @@ class Scheduler:
                     started(number)
                     active[number] = make(number)
                 for number, run in list(active.items()):
-                    before, outcome = self._memory(), None
-                    try:
-                        next(run)
-                    except StopIteration as last:
-                        outcome = last.value
-                    except Interrupted as error:
-                        interrupted = error
-                        del active[number]
-                    except Exception as error:
-                        outcome = error
+                    before, outcome = self._memory(), _turn(run)
                     if outcome is not None:
                         del active[number]
-                        if isinstance(outcome, OutOfMemory) and active:  # it may do with fewer next to it
-                            self.limit = len(active)
-                            waiting.appendleft(number)
-                        else:
-                            yield number, outcome
+                    if isinstance(outcome, Interrupted):
+                        interrupted = outcome
+                    elif isinstance(outcome, OutOfMemory) and active:  # it may do with fewer next to it
+                        self.limit = len(active)
+                        waiting.appendleft(number)
+                        self._free(outcome)
+                    elif outcome is not None:
+                        yield number, outcome
                         # The last error's frames are kept for a debugger, unless other runs need the memory they hold.
-                        ended_well = not isinstance(outcome, Exception)
-                        more = active or waiting or isinstance(outcome, OutOfMemory)
-                        if more or (ended_well and self._gpu is not None):
+                        needed = active or waiting or isinstance(outcome, OutOfMemory)
+                        if needed or (self._gpu is not None and not isinstance(outcome, Exception)):
                             self._free(outcome)
                     self._needed = max(self._needed, before - self._memory())
         finally:  # left over where an error is not a run's own, such as a second Ctrl-C: let go of their folders
@@ -160,3 +153,15 @@ class Scheduler:
         if self._gpu is not None:
             with contextlib.suppress(RuntimeError):  # not worth the other runs
                 torch.cuda.empty_cache()
+
+
+def _turn(run: Run) -> Outcome | None:
+    """Let a run take its next steps; returns how it ended, None if it goes on."""
+    try:
+        next(run)
+    except StopIteration as last:
+        record: RunRecord = last.value
+        return record
+    except Exception as error:
+        return error
+    return None
