@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
@@ -191,36 +190,20 @@ def _running(
     if job.checkpoint_every is not None and job.checkpoint_every < 1:
         raise MixMatchError(f"checkpoint_every={job.checkpoint_every} must be 1 or more")
     began, finished = run.continues(job.resume), run.finished()
-    settings = job.settings
-    if began:
-        settings = resumed(job, run, work.method)
-        record = run.result() if job.checkpoint is None else None
-        if record is not None and record["steps"] == settings.steps:
-            run.verify(*SEALED)
-            if isinstance(work.data, Data):
-                refuse_changed(run, run.config(), work.data)
-            return record
+    settings = resumed(job, run, work.method) if began else job.settings
+    if began and (record := _record_of(work, run, settings)) is not None:
+        return record
     if (why := run.asked_to_end()) is not None:
         raise Ended(run.path, why)
     _check_folder(job, run, settings, work, began)
     config = run.config() if began else {}
-    moved = job.settings.data if began and is_path(job.settings.data) else None
-    data = work.open(located(settings, config.get("folder"), moved))
-    if not began:
-        # The name of a `Source` means nothing on this disk.
-        kind = kind_of(job.settings.data) if work.data is None or data.user is not None else None
-        settings = completed(settings, job.chosen, data.source, device, kind)
+    settings, data = _opened(work, settings, config, device)
     compile = job.compile if job.compile is not None else config.get("compile")
     speed = default_speed(settings.steps, device, compile)
     # On a CPU bits depend on the number of threads, so a run keeps it. What drives a GPU does not matter.
     count = config.get("threads") or default_threads(data.source.input_shape, device) if device.type == "cpu" else None
-    reporter = work.reporter
-    if not world.leads:
-        reporter = progress.Quiet()
-    elif reporter is None:
-        reporter = progress.on_stderr(f" {settings.labels} seed {settings.seed}" if side_by_side else "")
-    with contextlib.ExitStack() as held:
-        held.enter_context(explained_shortage(device, lambda: str(run.path) if run.exists() else None))
+    reporter = _reporter(work, settings, world, side_by_side)
+    with explained_shortage(device, lambda: str(run.path) if run.exists() else None):
         trainer = prepare(
             settings, data, device, network=work.network, method=work.method, side_by_side=side_by_side,
             compile=speed.compile, graph=speed.graph, threads=count, world=world,
@@ -232,15 +215,45 @@ def _running(
         world.barrier()  # all have looked at the folder before it changes
         if not world.leads:
             return (yield from _following(trainer, run, stop, job, began))
-        held.enter_context(run.lock())  # makes the folder, so everything that may be refused is refused above
-        if run.continues(resume=False) if not began else run.finished() and not finished:
-            raise MixMatchError(f"another process has worked in {run.path} meanwhile: look at it, then start again")
-        about = {"settings": settings.to_dict(), **described(data), "compile": compile, "threads": count}
-        if world.size > 1:
-            about["processes"] = world.size
-        if data.user is not None:
-            about["folder"] = str(Path.cwd())  # where relative paths begin
-        return (yield from _leading(trainer, run, stop, work, reporter, about, began))
+        with run.lock():  # makes the folder, so everything that may be refused is refused above
+            if run.continues(resume=False) if not began else run.finished() and not finished:
+                raise MixMatchError(f"another process has worked in {run.path} meanwhile: look at it, then start again")
+            about = {"settings": settings.to_dict(), **described(data), "compile": compile, "threads": count}
+            if world.size > 1:
+                about["processes"] = world.size
+            if data.user is not None:
+                about["folder"] = str(Path.cwd())  # where relative paths begin
+            return (yield from _leading(trainer, run, stop, work, reporter, about, began))
+
+
+def _record_of(work: Work, run: RunFolder, settings: Settings) -> RunRecord | None:
+    """The record of a run that has taken all the steps that are asked for; None if there is something to do."""
+    record = run.result() if work.job.checkpoint is None else None
+    if record is None or record["steps"] != settings.steps:
+        return None
+    run.verify(*SEALED)
+    if isinstance(work.data, Data):
+        refuse_changed(run, run.config(), work.data)
+    return record
+
+
+def _opened(work: Work, settings: Settings, config: Record, device: torch.device) -> tuple[Settings, Data]:
+    """The settings of a run and its data, open. A new run, which has no `config` yet, has its settings completed."""
+    named = work.job.settings.data
+    if config:
+        return settings, work.open(located(settings, config.get("folder"), named if is_path(named) else None))
+    data = work.open(located(settings, None))
+    # The name of a `Source` means nothing on this disk.
+    kind = kind_of(named) if work.data is None or data.user is not None else None
+    return completed(settings, work.job.chosen, data.source, device, kind), data
+
+
+def _reporter(work: Work, settings: Settings, world: World, side_by_side: bool) -> Reporter:
+    if not world.leads:
+        return progress.Quiet()
+    if work.reporter is not None:
+        return work.reporter
+    return progress.on_stderr(f" {settings.labels} seed {settings.seed}" if side_by_side else "")
 
 
 def _leading(
