@@ -79,15 +79,7 @@ class Trainer:
         self._size = settings.batch_size // settings.groups
         method = settings.build_method() if method is None else method
         self._check(method, network)
-        shape = source.input_shape
-        inputs = source.train.inputs if source.train.views is None else source.train.views
-        weak = weak_augmentation(
-            shape, pad=settings.pad, flip=settings.flip, noise=settings.noise, mask=settings.mask,
-            embedded=source.embedding is not None, choices=inputs.shape[1] if source.train.views is not None else 0,
-        )  # fmt: skip
-        uses_strong = "strong" in method.views or method.strong_labeled
-        strong = strong_augmentation(weak, shape, settings.strong if uses_strong else "cutout")
-        self.objective = Objective(method, weak, strong, len(source.classes), settings.steps)
+        self.objective = _objective(method, settings, source)
         if method.heads:
             sizes = {name: size or len(source.classes) for name, size in method.heads.items()}
             network = WithHeads(network, sizes)
@@ -102,6 +94,7 @@ class Trainer:
         self.rate = torch.tensor(settings.learning_rate, device=device)
         self.optimizer = build_optimizer(network, settings, self.rate if graphed else None)
         self.labels = torch.from_numpy(np.array(source.train.labels, np.int64)).to(device)
+        inputs = source.train.inputs if source.train.views is None else source.train.views
         self.batches = Batches(settings, source, split, self.objective, Pool(inputs, device), self._groups)
         self.state = {name: value.detach().clone() for name, value in method.state(self._data_info()).items()}
         """The method's state, and that of an adaptive augmentation: it goes into every step, and what comes out is
@@ -109,10 +102,7 @@ class Trainer:
         self.state |= self.objective.augmentation_state(device)
         self.step = 0
         self.machines = on_machines(None, 0, device)
-        self._test = HeldOut.of(source.test.inputs, source.test.labels, split.test, device)
-        enough = self._test is None or len(split.valid) >= LEAST_VALID
-        valid = split.valid if enough else split.valid[:0]
-        self._valid = HeldOut.of(source.train.inputs, source.train.labels, valid, device)
+        self._test, self._valid = _held_out(source, split, device)
         self._sample: npt.NDArray[Any] | Tensor | None = None
         self._metrics: list[str] = []
         self._sums = torch.zeros(0, device=device)
@@ -452,3 +442,24 @@ class Trainer:
 
 def _shapes(tensors: Tensors) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in tensors.items()}
+
+
+def _objective(method: Method, settings: Settings, source: Source) -> Objective:
+    """What a step computes: the method, on rows that are augmented as the settings say."""
+    shape, views = source.input_shape, source.train.views
+    weak = weak_augmentation(
+        shape, pad=settings.pad, flip=settings.flip, noise=settings.noise, mask=settings.mask,
+        embedded=source.embedding is not None, choices=0 if views is None else views.shape[1],
+    )  # fmt: skip
+    uses_strong = "strong" in method.views or method.strong_labeled
+    strong = strong_augmentation(weak, shape, settings.strong if uses_strong else "cutout")
+    return Objective(method, weak, strong, len(source.classes), settings.steps)
+
+
+def _held_out(source: Source, split: Split, device: torch.device) -> tuple[HeldOut | None, HeldOut | None]:
+    """The test rows and the validation rows, None where there are none. Few validation rows say nothing beside test
+    rows."""
+    test = HeldOut.of(source.test.inputs, source.test.labels, split.test, device)
+    enough = test is None or len(split.valid) >= LEAST_VALID
+    valid = split.valid if enough else split.valid[:0]
+    return test, HeldOut.of(source.train.inputs, source.train.labels, valid, device)
