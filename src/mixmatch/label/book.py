@@ -245,33 +245,37 @@ class Book:
                 return
             if do not in CLASS_ACTIONS:
                 raise Refused(f"'{do}' cannot be done to a class ({', '.join(CLASS_ACTIONS)})")
-            content: dict[str, Any] = {"do": do}
-            if do == "order":
-                content["names"] = [self._known(name).name for name in asked["names"]]
-                self._commit([self._event("class", who, id, **content)])
-                return
-            if do == "add":
-                content["name"] = name = class_name(asked["name"])
-                if (same := self.state.similar(name)) is not None:
-                    hint = "show it" if same.hidden else "use it, or choose another name"
-                    raise Refused(f"there is a{' hidden' if same.hidden else ''} class '{same.name}': {hint}")
-                if len(self.state.classes) >= MOST_CLASSES:
-                    raise Refused(f"more than {MOST_CLASSES:,} classes are too many for this page")
-                if (key := asked.get("key")) is not None:
-                    content["key"] = self._free_key(key)
-            else:
-                content["name"] = self._known(asked["name"]).name
-            if do == "rename":
-                content["to"] = to = class_name(asked["to"])
-                if (same := self._other(to, content["name"])) is not None:
-                    raise Refused(f"there is a class '{same.name}' already: merge the two, or choose another name")
-            elif do == "merge":
-                content["into"] = self._known(asked["into"]).name
-                if content["into"] == content["name"]:
-                    raise Refused(f"'{content['name']}' cannot be merged into itself")
-            elif do == "key":
-                content["key"] = None if asked["key"] is None else self._free_key(asked["key"], content["name"])
-            self._commit([self._event("class", who, id, **content)])
+            self._commit([self._event("class", who, id, do=do, **self._class_change(do, asked))])
+
+    def _class_change(self, do: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of the event, with classes by the names they have now; `Refused` if it cannot be done."""
+        if do == "order":
+            return {"names": [self._known(name).name for name in asked["names"]]}
+        if do == "add":
+            return self._new_class(asked)
+        name = self._known(asked["name"]).name
+        if do == "rename":
+            to = class_name(asked["to"])
+            if (same := self._other(to, name)) is not None:
+                raise Refused(f"there is a class '{same.name}' already: merge the two, or choose another name")
+            return {"name": name, "to": to}
+        if do == "merge":
+            into = self._known(asked["into"]).name
+            if into == name:
+                raise Refused(f"'{name}' cannot be merged into itself")
+            return {"name": name, "into": into}
+        if do == "key":
+            return {"name": name, "key": None if asked["key"] is None else self._free_key(asked["key"], name)}
+        return {"name": name}
+
+    def _new_class(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        name = class_name(asked["name"])
+        if (same := self.state.similar(name)) is not None:
+            hint = "show it" if same.hidden else "use it, or choose another name"
+            raise Refused(f"there is a{' hidden' if same.hidden else ''} class '{same.name}': {hint}")
+        if len(self.state.classes) >= MOST_CLASSES:
+            raise Refused(f"more than {MOST_CLASSES:,} classes are too many for this page")
+        return {"name": name} if (key := asked.get("key")) is None else {"name": name, "key": self._free_key(key)}
 
     def _known(self, name: object) -> LabelClass:
         found = next((c for c in self.state.classes if c.name == name), None)
