@@ -74,26 +74,13 @@ def to_csv(book: Book) -> bytes:
 
 def to_label_studio(book: Book) -> bytes:
     """Tasks with annotations, as Label Studio imports them; pictures by their place below the folder."""
-    tasks = [
-        {
-            "data": {"image": picture.file},
-            "meta": {"part": "test" if picture.is_test else "train"},
-            "annotations": [
-                {
-                    "result": [
-                        {
-                            "from_name": "choice",
-                            "to_name": "image",
-                            "type": "choices",
-                            "value": {"choices": [picture.label]},
-                        }
-                    ]
-                }
-            ],
-        }
-        for picture in labeled(book)
-    ]
-    return json.dumps(tasks, indent=1).encode()
+
+    def task(picture: Labeled) -> dict[str, Any]:
+        choice = {"from_name": "choice", "to_name": "image", "type": "choices", "value": {"choices": [picture.label]}}
+        meta = {"part": "test" if picture.is_test else "train"}
+        return {"data": {"image": picture.file}, "meta": meta, "annotations": [{"result": [choice]}]}
+
+    return json.dumps([task(picture) for picture in labeled(book)], indent=1).encode()
 
 
 def to_folders(pictures: Iterable[Labeled], root: Path, target: Path, *, links: bool) -> int:
@@ -214,21 +201,11 @@ def _matched(named: Sequence[tuple[str, str]], tests: set[str], numbers: Mapping
     ends: dict[str, str | None] = {}
     by_form = {_form(file): file for file in numbers}
     for form, known in by_form.items():
-        parts = form.split("/")
-        for i in range(1, len(parts)):
-            end = "/".join(parts[i:])
+        for end in _ends(form)[1:]:
             ends[end] = None if end in ends else known
 
     def find(name: str) -> str | None:
-        form = _form(name)
-        if form in by_form:
-            return by_form[form]
-        parts = form.split("/")
-        for i in range(len(parts)):
-            end = "/".join(parts[i:])
-            if (found := by_form.get(end) or ends.get(end)) is not None:
-                return found
-        return None
+        return next((file for end in _ends(_form(name)) if (file := by_form.get(end) or ends.get(end))), None)
 
     labels, unknown, of_test = dict[str, str](), list[str](), set[str]()
     for name, label in named:
@@ -247,16 +224,22 @@ def _form(name: str) -> str:
     return unicodedata.normalize("NFC", posixpath.normpath(name.replace("\\", "/"))).lstrip("/")
 
 
+def _ends(path: str) -> list[str]:
+    """
+    >>> _ends("a/b/c")
+    ['a/b/c', 'b/c', 'c']
+    """
+    parts = path.split("/")
+    return ["/".join(parts[i:]) for i in range(len(parts))]
+
+
 # --------------------------------------------------------------------------------------------------------- first start
 
 
 def read_folders(tree: Tree) -> tuple[dict[str, list[str]], list[str]]:
     """Files by class as folders say it, and those of the test set."""
     entries: Sequence[Entry] = label_by_folder(tree)[0]
-    by_class: dict[str, list[str]] = {}
-    for entry in entries:
-        if entry.label is not None:
-            by_class.setdefault(entry.label, []).append(entry.file)
+    by_class = _by_class((entry.file, entry.label) for entry in entries if entry.label is not None)
     return by_class, [entry.file for entry in entries if entry.part == "test" and entry.label is not None]
 
 
@@ -266,17 +249,8 @@ def take_over(book: Book, who: str, tree: Tree) -> str:
     well be years or cameras, and nothing is imported until somebody asks for it.
     """
     if (path := book.root / CSV_NAME).is_file():
-        try:
-            text = read_plain(path, MOST_CSV, follow=True).decode("utf-8-sig")
-            found = read_csv(text, book.listing.numbers)
-        except UnicodeDecodeError:
-            raise Refused(f"{path} is not text in UTF-8") from None
-        except OSError as error:
-            raise Refused(f"cannot read {path}: {error.strerror or error}") from None
-        by_label: dict[str, list[str]] = {}
-        for file, label in found.labels:
-            by_label.setdefault(label, []).append(file)
-        book.take_over(who, by_label, "csv", sorted(found.tests))
+        found = _read_own_csv(path, book.listing.numbers)
+        book.take_over(who, _by_class(found.labels), "csv", sorted(found.tests))
         missing = f"; {count(len(found.unknown), 'file')} that it names not found" if found.unknown else ""
         return f"{count(len(found.labels), 'label')} imported from {CSV_NAME}{missing}"
     by_class, tests = read_folders(tree)
@@ -289,6 +263,22 @@ def take_over(book: Book, who: str, tree: Tree) -> str:
             "all pictures have labels"
         )
     book.take_over(who, by_class, "folder", tests)
-    return f"{count(given, 'label')} imported from the folders {names}" + (
-        f"; {count(len(tests), 'picture')} of them in the test set" if tests else ""
-    )
+    tested = f"; {count(len(tests), 'picture')} of them in the test set" if tests else ""
+    return f"{count(given, 'label')} imported from the folders {names}{tested}"
+
+
+def _read_own_csv(path: Path, numbers: Mapping[str, int]) -> Found:
+    try:
+        return read_csv(read_plain(path, MOST_CSV, follow=True).decode("utf-8-sig"), numbers)
+    except UnicodeDecodeError:
+        raise Refused(f"{path} is not text in UTF-8") from None
+    except OSError as error:
+        raise Refused(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _by_class(labels: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Files by their class."""
+    found: dict[str, list[str]] = {}
+    for file, label in labels:
+        found.setdefault(label, []).append(file)
+    return found
