@@ -60,8 +60,6 @@ class Trainings:
         self._program: Program | None = None
         self._thread: threading.Thread | None = None
         self._stop = False
-        self._latest: str | None = None
-        """The run that is at work, or was last."""
         self._pace: list[tuple[float, int]] = []
         self._auto: Body = {"on": False, "every": EVERY}
         self._known_methods: list[str] = ["mixmatch"]
@@ -71,6 +69,7 @@ class Trainings:
             if (about := checked_about(path)) is not None:
                 self._about[path.parent.name] = about
         self._latest = next(reversed(self._about), None)
+        """The run that is at work, or was last."""
         with suppress(OSError, ValueError, AttributeError, Refused):
             self._auto = checked_auto(read_json(home / "auto.json"))
         view.training = self.short
@@ -313,8 +312,6 @@ class Trainings:
             self._note(run, steps=found["steps"], image_size=found["image_size"])
 
     def _train(self, run: str) -> None:
-        if self._stop:
-            return
         about, out = self._about[run], self.home / "runs" / run
         steps = about["steps"]
         options = {"eval_every": max(1, steps // EVALUATIONS), "image_size": about["image_size"], **about["options"]}
@@ -326,8 +323,6 @@ class Trainings:
         self._run(run, "running", Program(words, self._folder(run) / "output.txt"))
 
     def _guess(self, run: str) -> None:
-        if self._stop:
-            return
         with self.book.lock:
             listing = self.book.listing
             listing.save(self.home)
