@@ -28,7 +28,6 @@ class Pool:
             )
         self.device = device
         self.resident = _fits(inputs.nbytes, device) if resident is None else resident
-        self.rows_on = device if self.resident else torch.device("cpu")
         self._inputs = inputs
         self._on_device = _copy(inputs, device) if self.resident else None
 
@@ -36,7 +35,8 @@ class Pool:
         return len(self._inputs)
 
     def fetch(self, rows: Tensor) -> Tensor:
-        """The images (B, H, W, C) or features (B, F) with these row numbers, on the device. `rows` is on `rows_on`."""
+        """The images (B, H, W, C) or features (B, F) with these row numbers, on the device. `rows` is where they
+        are: there too if they are resident, else on the CPU."""
         if self._on_device is not None:
             return self._on_device[rows]
         batch = torch.from_numpy(np.ascontiguousarray(self._inputs[rows.numpy()]))
