@@ -86,38 +86,46 @@ def parse(text: str, declared: Mapping[str, Setting]) -> tuple[str, Range | Choi
     """A setting and where to search it, from `NAME=LOW..HIGH`, `NAME=LOW..HIGH:log` or `NAME=a,b,c`."""
     name, equals, where = (part.strip() for part in text.partition("="))
     name = name.replace("-", "_")
-    how = f"'{text}': it is not NAME=LOW..HIGH, NAME=LOW..HIGH:log or NAME=a,b,c"
     if not equals or not name or not where:
-        raise MixMatchError(f"cannot search {how}")
+        raise _unreadable(text)
     if name not in declared:
         raise unknown("setting", name, declared)
     if name in NOT_SEARCHED:
         raise MixMatchError(f"{name} is not searched: {NOT_SEARCHED[name]}")
-    setting = declared[name]
-    if ".." not in where:
-        try:
-            values = tuple(_value(setting, each.strip()) for each in where.split(","))
-        except MixMatchError:
-            if "," in where:
-                raise
-            raise MixMatchError(f"cannot search {how}") from None  # a range in another spelling, such as 1-4
-        if len(set(values)) < len(values):
-            raise MixMatchError(f"cannot search '{text}': a value is there twice")
-        return name, Choices(values)
+    return name, (_range if ".." in where else _choices)(text, where, declared[name])
+
+
+def _unreadable(text: str) -> MixMatchError:
+    return MixMatchError(f"cannot search '{text}': it is not NAME=LOW..HIGH, NAME=LOW..HIGH:log or NAME=a,b,c")
+
+
+def _choices(text: str, where: str, setting: Setting) -> Choices:
+    try:
+        values = tuple(_value(setting, each.strip()) for each in where.split(","))
+    except MixMatchError:
+        if "," in where:
+            raise
+        raise _unreadable(text) from None  # a range in another spelling, such as 1-4
+    if len(set(values)) < len(values):
+        raise MixMatchError(f"cannot search '{text}': a value is there twice")
+    return Choices(values)
+
+
+def _range(text: str, where: str, setting: Setting) -> Range:
     ends, colon, scale = where.partition(":")
     low, _, high = (part.strip() for part in ends.partition(".."))
     if (colon and scale.strip() != "log") or not {int, float} & set(setting.kinds):
-        raise MixMatchError(f"cannot search {how}")
+        raise _unreadable(text)
     try:
         space = Range(float(low), float(high), log=bool(colon))
     except ValueError:
-        raise MixMatchError(f"cannot search {how}") from None
+        raise _unreadable(text) from None
     for end in (space.low, space.high):
         setting.check(end)
     if space.low >= space.high or (space.log and space.low <= 0):
         above = ", and on a log scale above 0" if space.log else ""
         raise MixMatchError(f"cannot search '{text}': the first number must be below the second{above}")
-    return name, space
+    return space
 
 
 def _value(setting: Setting, text: str) -> Any:
