@@ -102,14 +102,7 @@ def predict(
         return
     if ray is not None or part is not None:
         raise MixMatchError("--ray and --part need --output-dir: each shard is a file there")
-    if as_json and kind not in (None, Format.JSON):
-        raise MixMatchError(f"--json and --format {kind} contradict each other")
-    by_ending = ENDINGS.get(output.suffix.lower()) if output is not None else None
-    kind = Format.JSON if as_json else kind or by_ending or Format.CSV
-    if kind is Format.PARQUET:
-        check_parquet()
-        if output is None:
-            raise MixMatchError("--format parquet is not for standard output: name a file with --output")
+    kind = _format(kind, as_json, output)
     if output is not None and output.exists() and any(Path(path).exists() and output.samefile(path) for path in paths):
         raise MixMatchError(f"--output {output} is one of the inputs and would be overwritten: name another file")
     classifier = load_run(run, device)
@@ -131,6 +124,19 @@ def predict(
         say(f"wrote {count(written, 'prediction')} to {output}")
     if bar.warned:
         raise typer.Exit(1)
+
+
+def _format(kind: Format | None, as_json: bool, output: Path | None) -> Format:
+    """The format asked for, by its name or by the ending of the file; refused if it cannot be written there."""
+    if as_json and kind not in (None, Format.JSON):
+        raise MixMatchError(f"--json and --format {kind} contradict each other")
+    by_ending = ENDINGS.get(output.suffix.lower()) if output is not None else None
+    chosen = Format.JSON if as_json else kind or by_ending or Format.CSV
+    if chosen is Format.PARQUET:
+        check_parquet()
+        if output is None:
+            raise MixMatchError("--format parquet is not for standard output: name a file with --output")
+    return chosen
 
 
 def _show_shards(output_dir: str, done: Summary, as_json: bool) -> None:
