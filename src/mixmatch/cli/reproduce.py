@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,12 +100,7 @@ def reproduce(
         raise unknown("table", table, [*TABLES, FIGURE])
     chosen = TABLES[table]
     counts: list[Any] = [of_run()["labels"].parse(number) for number in labels]
-    all_of = {row.method: "passes" in declared(row.method) for row, _ in choose(chosen, counts, methods, split)}
-    if passes is not None and not all(all_of.values()):
-        having = " ".join(method for method, has in all_of.items() if has)
-        instead = f"add --methods {having}" if having else "leave it out"
-        raise MixMatchError(f"--passes is for methods with that setting: {instead}")
-    settings = {} if passes is None else {"passes": passes}
+    settings = _passes(passes, [row.method for row, _ in choose(chosen, counts, methods, split)])
     runs = plan(chosen, counts, methods, seeds, steps, split, precision, **settings)[parse_part(part)]
     executor = executor_for(ray, warn)
     extra = [number for number in counts if all(number not in row.targets for row in chosen.rows)]
@@ -141,6 +137,17 @@ def reproduce(
         say(f"failed: {listed(names)}: {in_command(reason)}")
     if failed:
         raise typer.Exit(1)
+
+
+def _passes(passes: str | None, methods: Sequence[str]) -> dict[str, str]:
+    """The setting, if it is given: refused where a method does not have it."""
+    if passes is None:
+        return {}
+    having = dict.fromkeys(method for method in methods if "passes" in declared(method))
+    if set(methods) - having.keys():
+        instead = f"add --methods {' '.join(having)}" if having else "leave it out"
+        raise MixMatchError(f"--passes is for methods with that setting: {instead}")
+    return {"passes": passes}
 
 
 def _report(
