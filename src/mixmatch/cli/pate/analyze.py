@@ -65,14 +65,7 @@ def analyze(
     """
     chosen = mechanism.build()
     check_delta(delta)
-    if order is not None and not order > 1:
-        raise MixMatchError(f"--order {order:g}: a Renyi order must be above 1")
-    if release and (order is None or beta is None or sigma_ss is None):
-        raise MixMatchError("--release needs --order, --beta and --sigma-ss, fixed without looking at the votes")
-    if not release and (beta is not None or sigma_ss is not None):
-        raise MixMatchError("--beta and --sigma-ss go with --release")
-    if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise MixMatchError(f"--plot {plot}: it must end in .png, .svg or .pdf")
+    _check(order, release, beta, sigma_ss, plot)
     votes = vote_file.read()
     probabilities = mechanism.probabilities(chosen, votes)
     rows = queries.rows(votes)
@@ -103,6 +96,18 @@ def analyze(
     _print_analysis(record, SAFE if answers is None else OF_ANSWERS, everything)
     if plot is not None:
         show(f"picture: {plot}")
+
+
+def _check(order: float | None, release: bool, beta: float | None, sigma_ss: float | None, plot: Path | None) -> None:
+    """Options that contradict each other, before anything is read."""
+    if order is not None and not order > 1:
+        raise MixMatchError(f"--order {order:g}: a Renyi order must be above 1")
+    if release and (order is None or beta is None or sigma_ss is None):
+        raise MixMatchError("--release needs --order, --beta and --sigma-ss, fixed without looking at the votes")
+    if not release and (beta is not None or sigma_ss is not None):
+        raise MixMatchError("--beta and --sigma-ss go with --release")
+    if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise MixMatchError(f"--plot {plot}: it must end in .png, .svg or .pdf")
 
 
 def _print_analysis(record: dict[str, Any], safe: str, everything: bool) -> None:
