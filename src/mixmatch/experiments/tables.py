@@ -382,9 +382,8 @@ TABLES: dict[str, Table] = {
         note="FixMatch and ReMixMatch have the numbers of their papers: the median of each run's last 20 evaluations. "
         "Whether FixMatch's SVHN has the extra images is not known. TorchSSL and USB report the best evaluation on the "
         "test images, averaged over three seeds; ours by that rule is shown next to our median, without a verdict. "
-        "Their "
-        "code differs from that of FixMatch's authors, which ours follows, in the network, the scale of pixels, the "
-        "augmentation and the sets of labels (*other details*). CIFAR-100 is with WRN-28-8, in USB with WRN-28-2. "
+        "Their code differs from that of FixMatch's authors, which ours follows, in the network, the scale of pixels, "
+        "the augmentation and the sets of labels (*other details*). CIFAR-100 is with WRN-28-8, in USB with WRN-28-2. "
         "Published numbers that could not be checked are left out.",
     ),
     "pate": Table(
