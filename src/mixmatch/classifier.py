@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from mixmatch import networks
 from mixmatch.data.user.encoding import Encoding, Values
 from mixmatch.data.user.images import UnreadableImage, decode_image, parallel_map, quiet_pillow
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, first_line
 from mixmatch.networks.frozen import ON, Embedded, build_frozen
 from mixmatch.storage import parse_json, replace_durably
 from mixmatch.text import count, html_table, listed
@@ -271,7 +271,7 @@ class Classifier:
         try:  # a checkpoint also holds a method's further heads, which are of use in training alone
             network.load_state_dict({k: t for k, t in tensors.items() if k in names or not k.startswith("heads.")})
         except (RuntimeError, TypeError) as error:
-            raise UnreadableModel(path, f"it does not fit its network: {str(error).splitlines()[0]}") from None
+            raise UnreadableModel(path, f"it does not fit its network: {first_line(error)}") from None
         return cls(network.to(device), name, info.classes, info.input_shape, info.encoding)
 
 

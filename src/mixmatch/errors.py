@@ -41,6 +41,11 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
+def first_line(error: Exception) -> str:
+    """The beginning of an error of another library, whose messages may be pages long."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The name that was probably meant."""
     return next(iter(difflib.get_close_matches(str(name), sorted(known), n=1, cutoff=0.5)), None)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mixmatch.callbacks.base import Callback, Started
-from mixmatch.errors import MixMatchError, not_installed
+from mixmatch.errors import MixMatchError, first_line, not_installed
 from mixmatch.training.run import RunRecord
 from mixmatch.training.stop import Interrupted
 
@@ -100,4 +100,4 @@ def _client(uri: str | None) -> MlflowClient:
             f"MLflow cannot keep runs on this machine ({error}): pip install mlflow, or give tracking_uri= of a server"
         ) from None
     except Exception as error:  # MLflow's own, for a place it cannot use
-        raise MixMatchError(f"MLflow cannot use tracking_uri={uri}: {str(error).splitlines()[0]}") from error
+        raise MixMatchError(f"MLflow cannot use tracking_uri={uri}: {first_line(error)}") from error

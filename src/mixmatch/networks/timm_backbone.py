@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from mixmatch.errors import MixMatchError, not_installed
+from mixmatch.errors import MixMatchError, first_line, not_installed
 from mixmatch.storage import check_plain
 
 PREFIX = "timm:"
@@ -93,9 +93,9 @@ def build_timm(
         with torch.no_grad():
             made.eval()(torch.zeros(1, channels, height, width))
     except (RuntimeError, ValueError, TypeError, AssertionError, KeyError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         what = f"cannot be filled from {weights}" if weights is not None else "does not work"
-        raise MixMatchError(f"network '{name}' {what} for images {(channels, height, width)}: {reason}") from None
+        images = f"images {(channels, height, width)}"
+        raise MixMatchError(f"network '{name}' {what} for {images}: {first_line(error)}") from None
     if weights is not None:
         _check_complete(name, made, made_for.classifier, tensors, weights)
     return Backbone(made.train(), *_statistics(made_for, channels))
@@ -138,10 +138,9 @@ def build_frozen_timm(
             maps = made.forward_features(torch.zeros(1, input_shape[0], size, size))
             feature_size = made.forward_head(maps, pre_logits=True).shape[1]
     except Exception as error:  # a download may fail in many ways
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         what = f"cannot be filled from {weights}" if weights is not None else "cannot be had"
         remedy = "" if weights is not None else "; give a file of its weights with weights=, or use features=basic"
-        raise MixMatchError(f"features '{name}' {what}: {reason}{remedy}") from None
+        raise MixMatchError(f"features '{name}' {what}: {first_line(error)}{remedy}") from None
     if weights is not None:
         _check_complete(name, made, made_for.classifier, tensors, weights)
     mean, std = _statistics(made_for, input_shape[0])
@@ -155,10 +154,9 @@ def _find(name: str) -> tuple[Any, str]:
     except Exception as error:  # a torchvision that was built for another torch raises a RuntimeError
         if isinstance(error, ModuleNotFoundError) and error.name == "timm":
             raise not_installed(f"'{name}'", "timm", "timm") from None
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise MixMatchError(
-            f"'{name}' needs timm, which cannot be imported ({reason}): install torch and torchvision that were built "
-            "for each other, from the same place"
+            f"'{name}' needs timm, which cannot be imported ({first_line(error)}): install torch and torchvision that "
+            "were built for each other, from the same place"
         ) from None
     model = name.removeprefix(PREFIX)
     if not timm.is_model(model):
@@ -201,7 +199,7 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
             f"{path} holds more than tensors, and loading it could run any code: save the weights as .safetensors"
         ) from None
     except (OSError, RuntimeError, EOFError, safetensors.SafetensorError) as error:
-        raise MixMatchError(f"{path} cannot be read as weights ({str(error).splitlines()[0]})") from None
+        raise MixMatchError(f"{path} cannot be read as weights ({first_line(error)})") from None
     while isinstance(loaded, Mapping) and (inner := next((k for k in ("state_dict", "model") if k in loaded), None)):
         loaded = loaded[inner]
     if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):

@@ -21,7 +21,7 @@ from mixmatch.data.split import Split
 from mixmatch.data.user.reading import IMAGE_SIZES
 from mixmatch.data.user.rows import Finding, UserData
 from mixmatch.data.validation import number_of_folds
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, first_line
 from mixmatch.presets import Kind
 from mixmatch.settings import Settings
 from mixmatch.text import in_words
@@ -136,9 +136,8 @@ def cost(
         found = measure(user, pick_device(device), sized=sized, progress=progress)
         found = replace(found, usual=_with_rows(found.usual, left_out))
     except (MixMatchError, RuntimeError, MemoryError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         advice = "fix what it says, or try smaller images or batches with image_size= or batch_size="
-        return Finding("trial", f"a trial of a few steps failed: {reason}", (), advice, "error"), None
+        return Finding("trial", f"a trial of a few steps failed: {first_line(error)}", (), advice, "error"), None
     return Finding("cost", describe(found), (), "steps= changes the time in proportion", "info"), found.first_run()
 
 

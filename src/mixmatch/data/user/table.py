@@ -26,7 +26,7 @@ from mixmatch.data.user.rows import (
     match_labels,
     number_labels,
 )
-from mixmatch.errors import MixMatchError, not_installed
+from mixmatch.errors import MixMatchError, first_line, not_installed
 from mixmatch.text import count, listed
 
 # ----------------------------------------------------------------------------------------------- reading the file
@@ -44,7 +44,7 @@ def read_parquet(path: Path, text: Collection[str] | None = None) -> Table:
     except OSError as error:
         raise MixMatchError(f"cannot read {path}: {error.strerror or error}") from None
     except Exception as error:  # pyarrow's own, which cannot be named without importing it
-        raise MixMatchError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
+        raise MixMatchError(f"cannot read {path}: {first_line(error)}") from None
     schema = file.schema_arrow
     header = tuple(map(str, schema.names))
     check_header(path, header)
@@ -61,7 +61,7 @@ def read_parquet(path: Path, text: Collection[str] | None = None) -> Table:
         try:
             values = file.read(columns=[name])[name]
         except (OSError, arrow.ArrowException) as error:
-            raise MixMatchError(f"{where} is damaged ({str(error).splitlines()[0]})") from None
+            raise MixMatchError(f"{where} is damaged ({first_line(error)})") from None
         numeric = arrow.types.is_floating(values.type) or arrow.types.is_integer(values.type)
         if numeric and text is not None and name not in text:
             return np.asarray(values.cast(arrow.float64(), safe=False).to_numpy(), np.float64)
@@ -70,8 +70,7 @@ def read_parquet(path: Path, text: Collection[str] | None = None) -> Table:
             builder.add(["" if value is None else str(value).strip() for value in values.to_pylist()])
         except (OverflowError, ValueError) as error:  # times outside of Python's, unknown time zones, damaged text
             raise MixMatchError(
-                f"{where} of type {values.type} has a value that Python cannot represent "
-                f"({str(error).splitlines()[0]}): "
+                f"{where} of type {values.type} has a value that Python cannot represent ({first_line(error)}): "
                 f"correct it, or leave the column out with ignore='{name}'"
             ) from None
         return builder.build()
