@@ -76,7 +76,11 @@ def check(
     data.source_info(name)
     for option in reading.given:
         raise MixMatchError(f"{option}= is for your own data, not for '{name}'")
-    folder = data_folder(data_dir)
+    _check_published(name, data_folder(data_dir), strict, download, as_json)
+
+
+def _check_published(name: str, folder: Path, strict: bool, download: bool, as_json: bool) -> None:
+    """Print what a published data set holds, and whether its files are the published ones."""
     source = data.load(name, folder, strict=strict, download=download, warn=print_warning)
     files = [
         {"file": verdict.file.path, "md5": verdict.md5, "published_md5": verdict.file.md5, "verdict": verdict.text}

@@ -26,19 +26,26 @@ def methods(
       mixmatch methods ict
     """
     if name is None:
-        documents = {name: inspect.getdoc(inspect.getmodule(cls)) for name, cls in methods_.METHODS.items()}
-        listed = {name: (text or "").splitlines()[0] for name, text in documents.items()}  # which names the paper
-        if as_json:
-            print_json([{"name": name, "about": about} for name, about in listed.items()])
-            return
-        table = Table("name", "what it does", box=box.SIMPLE)
-        for each, about in listed.items():
-            table.add_row(each, escape(about))
-        console().print(table)
-        console().print("the settings of one: mixmatch methods NAME", markup=False)
+        _list(as_json)
+    else:
+        _describe(name, as_json)
+
+
+def _list(as_json: bool) -> None:
+    documents = {name: inspect.getdoc(inspect.getmodule(cls)) for name, cls in methods_.METHODS.items()}
+    listed = {name: (text or "").splitlines()[0] for name, text in documents.items()}  # which names the paper
+    if as_json:
+        print_json([{"name": name, "about": about} for name, about in listed.items()])
         return
-    cls = methods_.find(name)
-    settings = methods_.declared(name)
+    table = Table("name", "what it does", box=box.SIMPLE)
+    for name, about in listed.items():
+        table.add_row(name, escape(about))
+    console().print(table)
+    console().print("the settings of one: mixmatch methods NAME", markup=False)
+
+
+def _describe(name: str, as_json: bool) -> None:
+    cls, settings = methods_.find(name), methods_.declared(name).values()
     if as_json:
         rows = [
             {
@@ -48,11 +55,10 @@ def methods(
                 "help": setting.help,
                 "tune": None if setting.search is None else str(setting.search),
             }
-            for setting in settings.values()
+            for setting in settings
         ]
-        print_json(
-            {"name": name, "about": inspect.getdoc(cls), "run_defaults": dict(cls.run_defaults), "settings": rows}
-        )
+        about = {"name": name, "about": inspect.getdoc(cls), "run_defaults": dict(cls.run_defaults)}
+        print_json({**about, "settings": rows})
         return
     screen = console()
     screen.print(f"[bold]{name}[/bold]: {escape(unwrapped(cls.__doc__ or ''))}\n", soft_wrap=False)
@@ -60,9 +66,9 @@ def methods(
         values = ", ".join(f"{setting} {value}" for setting, value in cls.run_defaults.items())
         screen.print(f"It changes the run's defaults: {values}\n", markup=False)
     table = Table("setting", "default", "must be", "meaning", box=box.SIMPLE)
-    for setting in settings.values():
+    for setting in settings:
         table.add_row(setting.name, str(setting.default), escape(setting.wanted), escape(setting.help))
     screen.print(table)
-    searched = [f"{setting.name} {setting.search}" for setting in settings.values() if setting.search is not None]
+    searched = [f"{setting.name} {setting.search}" for setting in settings if setting.search is not None]
     if searched:
         screen.print(f"mixmatch tune searches: {'; '.join(searched)}", markup=False)
