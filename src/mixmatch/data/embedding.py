@@ -18,7 +18,7 @@ from mixmatch.data.packed import read_packed, write_packed
 from mixmatch.data.source import Rows, Source
 from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
-from mixmatch.networks.frozen import Basic, Embedded, build_frozen
+from mixmatch.networks.frozen import Basic, Embedded, build_frozen, weights_sha256
 from mixmatch.networks.precision import full_fp32
 from mixmatch.storage import digest
 
@@ -117,10 +117,7 @@ class _Worker:
     device: torch.device
 
     def key(self, name: str, views: int) -> str:
-        content = hashlib.sha256()
-        for tensor in self.frozen.state_dict().values():
-            content.update(np.ascontiguousarray(tensor.cpu().numpy()).tobytes())
-        return digest(f"1 {name} {content.hexdigest()} {views} {self.crops}")
+        return digest(f"1 {name} {weights_sha256(self.frozen)} {views} {self.crops}")
 
     def all(self, images: npt.NDArray[np.uint8], views: int, file: Path | None, shown: Any) -> Floats:
         """Features (N, views, size) of uint8 images (N, H, W, C)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from mixmatch.data.user.images import parallel_map
 from mixmatch.draws import generator
 from mixmatch.errors import MixMatchError
 from mixmatch.label.features import SIDE
-from mixmatch.networks.frozen import Basic, build_frozen
+from mixmatch.networks.frozen import Basic, build_frozen, weights_sha256
 from mixmatch.networks.precision import full_fp32
 from mixmatch.networks.timm_backbone import SMALLEST
 from mixmatch.storage import digest
@@ -55,11 +54,8 @@ class Network:
         frozen = build_frozen(name, (3, side, side), weights).requires_grad_(False).eval()
         if isinstance(frozen, Basic):
             _fill(frozen, read, total, folder / FILTERS)
-        content = hashlib.sha256()
-        for tensor in frozen.state_dict().values():
-            content.update(np.ascontiguousarray(tensor.numpy()).tobytes())
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        return Network(frozen.to(device), side, digest(f"1 {name} {content.hexdigest()}"))
+        return Network(frozen.to(device), side, digest(f"1 {name} {weights_sha256(frozen)}"))
 
     def __call__(self, pictures: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         device = next(self.frozen.buffers()).device

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ class Basic(nn.Module):
         return torch.cat([self._features(part) for part in torch.split(x, AT_ONCE)])
 
     def _features(self, x: Tensor) -> Tensor:
-        x = F.adaptive_avg_pool2d(x, SIZE) if x.shape[-1] > SIZE else _enlarged(x, SIZE)
+        x = _resized(x)
         parts = [*self._edges(x), F.adaptive_avg_pool2d(x, GRID), self._patterns(x)]
         return torch.cat([part.flatten(1) for part in parts], dim=1)
 
@@ -103,7 +104,7 @@ class Basic(nn.Module):
         found = []
         for row in chosen:
             x = torch.from_numpy(np.array(images[row])).movedim(-1, 0)[None] * (2 / 255) - 1
-            x = F.adaptive_avg_pool2d(x, SIZE) if x.shape[-1] > SIZE else _enlarged(x, SIZE)
+            x = _resized(x)
             every = F.unfold(x, PATCH)[0].T
             found.append(every[torch.from_numpy(rng.integers(0, len(every), each))])
         patches = torch.cat(found).double()
@@ -129,8 +130,11 @@ def _unit(x: Tensor) -> Tensor:
     return x / (x.square().sum(dim=1, keepdim=True) + 1e-4).sqrt()
 
 
-def _enlarged(x: Tensor, size: int) -> Tensor:
-    return x if x.shape[-1] >= size else F.interpolate(x, (size, size), mode="bilinear")
+def _resized(x: Tensor) -> Tensor:
+    """Images of `SIZE` pixels."""
+    if x.shape[-1] > SIZE:
+        return F.adaptive_avg_pool2d(x, SIZE)
+    return x if x.shape[-1] == SIZE else F.interpolate(x, (SIZE, SIZE), mode="bilinear")
 
 
 class Embedded(nn.Module):
@@ -172,6 +176,14 @@ class Embedded(nn.Module):
     def classify(self, features: Tensor) -> Tensor:
         logits: Tensor = self.head.classify(features)  # type: ignore[operator]
         return logits
+
+
+def weights_sha256(network: nn.Module) -> str:
+    """A hash of all weights: what was computed with others is computed again."""
+    content = hashlib.sha256()
+    for tensor in network.state_dict().values():
+        content.update(np.ascontiguousarray(tensor.cpu().numpy()).tobytes())
+    return content.hexdigest()
 
 
 def build_frozen(
