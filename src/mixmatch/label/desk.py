@@ -198,11 +198,7 @@ class Desk:
         def take() -> None:
             nonlocal changed
             with self.book.lock:
-                for entry in waiting:
-                    changed |= listing.add(entry)
-                seen.extend(bytes(len(listing) - len(seen)))
-                for entry in waiting:
-                    seen[listing.numbers[entry.file]] = True
+                changed |= listing.take(waiting, seen)
             waiting.clear()
 
         def found(entry: Entry) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -66,6 +67,15 @@ class Listing:
             self.is_kept = False
             return True
         return False
+
+    def take(self, entries: Sequence[Entry], seen: bytearray) -> bool:
+        """Take in files that were found, and note them as `seen`, by number. Returns whether any is new, or not what it
+        was."""
+        changed = [self.add(entry) for entry in entries]
+        seen.extend(bytes(len(self) - len(seen)))
+        for entry in entries:
+            seen[self.numbers[entry.file]] = True
+        return any(changed)
 
     def only(self, seen: bytearray) -> list[int]:
         """Mark as gone whatever a finished scan has not `seen`, by number; returns the numbers that went just now."""
