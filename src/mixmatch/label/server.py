@@ -262,8 +262,8 @@ class Api:
 
     def undo(self, who: str, asked: Body, *, redo: bool = False) -> Body:
         done, numbers = self.book.undo(who, id_of(asked), redo=redo), self.book.listing.numbers
-        found = {name: [numbers[file] for file in done[key] if file in numbers] for name, key in _UNDONE.items()}
-        return {"undone": {"what": done["what"], "left": done["left"], **found}}
+        n, kept = ([numbers[file] for file in done[name] if file in numbers] for name in ("files", "kept"))
+        return {"undone": {"what": done["what"], "left": done["left"], "n": n, "kept": kept}}
 
     def classes(self, who: str, asked: Body) -> Body:
         try:
@@ -322,6 +322,3 @@ class Api:
         with self.book.lock:
             act()
             return self.desk.trainings.status()
-
-
-_UNDONE = {"n": "files", "kept": "kept"}

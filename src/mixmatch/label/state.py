@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from sys import intern
 from typing import Any, NamedTuple
 
@@ -263,12 +264,6 @@ class State:
         self._names[chosen.name] = into
         return {"do": "show", "name": name}, (files, before, after)
 
-    def _undo(self, event: Event) -> Sequence[str]:
-        return self._step_back(event, undo=True)
-
-    def _redo(self, event: Event) -> Sequence[str]:
-        return self._step_back(event, undo=False)
-
     def _step_back(self, event: Event, *, undo: bool) -> Sequence[str]:
         number = self._person(event["who"])
         person = self.people[number]
@@ -370,8 +365,8 @@ _HANDLERS: dict[str, Any] = {
     "begin": State._begin,
     "label": State._label,
     "class": State._class,
-    "undo": State._undo,
-    "redo": State._redo,
+    "undo": partial(State._step_back, undo=True),
+    "redo": partial(State._step_back, undo=False),
     "exam": State._exam,
     "test": State._test,
     "content": State._content,
