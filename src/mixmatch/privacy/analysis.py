@@ -95,7 +95,6 @@ def analyze(
     """
     counts, chances, answers = queries.asked.counts, queries.chances, queries.answers
     accountant = Accountant(queries.mechanism, orders)
-    accountant.epsilon(queries.delta, "expected", conversion=queries.conversion)
     right = None if labels is None else _right(queries, labels[queries.rows])
     ends = np.unique(np.linspace(0, len(counts), min(points, len(counts)) + 1).round().astype(int)[1:])
     path, start = [], 0
