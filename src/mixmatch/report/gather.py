@@ -173,17 +173,13 @@ def gather(
     baseline = RunFolder(baseline_of(path))
     has_baseline = baseline.exists() and baseline.result() is not None and baseline.config()["split"] == config["split"]
     if gain is None and has_baseline and evaluated is not None and not verdict.cross_validated:
-        known = _known(data)
-        test = source.test if len(known) == len(source.test) else source.test.take(known)
-        gain = measure_gain(model, load_run(baseline.path, device, copy.deepcopy(network)), test)
+        gain = measure_gain(model, load_run(baseline.path, device, copy.deepcopy(network)), _tested(data))
     folds, folds_alone = (load_cross_validation(folder, data) for folder in (path, baseline.path))
     if verdict.cross_validated and folds is not None and folds_alone is not None:
         gain = compare_errors(folds.wrong, folds_alone.wrong, source.noun)
     train = _Part.of_training(data, Path(config["settings"]["data"]))
     labels = np.bincount(source.train.labels[split.labeled], minlength=len(source.classes))
-    unlabeled = _unlabeled(model, train, split, config["settings"]["seed"])
-    if data.user is not None:
-        unlabeled = replace(unlabeled, no_class=_no_class(model, train, data, config["settings"]["seed"], device))
+    unlabeled = _unlabeled(model, train, data, config["settings"]["seed"], device)
     suspects = None if folds is None else _suspects(train, folds)
     method = record["method"]
     said = [(unlabeled.said, labels)]
@@ -258,6 +254,11 @@ def _known(data: Data) -> Ints:
     return known
 
 
+def _tested(data: Data) -> Rows:
+    test, known = data.source.test, _known(data)
+    return test if len(known) == len(test) else test.take(known)
+
+
 @dataclass(frozen=True)
 class _Part:
     """Training or test rows, with their names: by files, or by numbers in a published data set."""
@@ -320,8 +321,8 @@ def _suspects(train: _Part, folds: OutOfFold) -> list[Shown] | None:
     return train.listed(folds.rows[worst], folds.predicted[worst], folds.probability[worst], true=folds.labels[worst])
 
 
-def _unlabeled(model: Classifier, train: _Part, split: Split, seed: int) -> Unlabeled:
-    rows = everything = _without_label(split)
+def _unlabeled(model: Classifier, train: _Part, data: Data, seed: int, device: str | torch.device) -> Unlabeled:
+    rows = everything = _without_label(data.split)
     if len(rows) > SAMPLE:
         rows = np.sort(generator(seed, "report", 0).permutation(rows)[:SAMPLE])
     if len(rows) == 0:
@@ -340,7 +341,8 @@ def _unlabeled(model: Classifier, train: _Part, split: Split, seed: int) -> Unla
     suggestions = train.listed(rows[best], predicted[best], probabilities[best].max(axis=1), score=score[best])
     said = np.bincount(predicted, minlength=len(model.classes))
     share = 100 * float(right.mean()) if known.any() else None
-    return Unlabeled(len(everything), len(rows), share, suggestions, said)
+    no_class = None if data.user is None else _no_class(model, train, data, seed, device)
+    return Unlabeled(len(everything), len(rows), share, suggestions, said, no_class)
 
 
 def _without_label(split: Split) -> Ints:
