@@ -381,7 +381,7 @@ class Trainer:
 
     def evaluate(self, between: Callable[[], None] = lambda: None) -> tuple[Evaluation | None, Evaluation | None]:
         """The averaged model on the test rows and on the validation rows, None where there are none."""
-        with threads(self._threads), self.in_stream(), full_fp32():
+        with threads(self._threads), self.in_stream():
             test = None if self._test is None else evaluate(self.model, self._test, between)
             valid = None if self._valid is None else evaluate(self.model, self._valid)
         return test, valid
@@ -392,7 +392,7 @@ class Trainer:
             unlabeled, rng = self.split.unlabeled, generator(self.settings.seed, "watch", 0)
             rows = np.sort(unlabeled[rng.permutation(len(unlabeled))[:SAMPLE]])
             self._sample = on_device(np.array(self.source.train.inputs[rows]), self.device)
-        with threads(self._threads), self.in_stream(), full_fp32():
+        with threads(self._threads), self.in_stream():
             pieces = predict_logits(lambda x: self.model(x, weights="ema", stats="running"), self._sample, self.device)
             classes = torch.cat([logits.argmax(dim=-1) for logits in pieces]).cpu()
         return np.bincount(classes.numpy(), minlength=len(self.source.classes))
