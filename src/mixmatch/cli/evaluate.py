@@ -22,8 +22,7 @@ def evaluate(
     run: Run,
     settings: dict[str, Any],
     path: Annotated[
-        Path | None,
-        typer.Argument(metavar="DATA", help="New labeled data: a folder, an array or a table."),
+        Path | None, typer.Argument(metavar="DATA", help="New labeled data: a folder, an array or a table.")
     ] = None,
     moved: Moved = None,
     data_dir: DataDir = None,

@@ -16,8 +16,7 @@ def label(
         int | None, typer.Option(min=1, max=65535, help="Default: the same as last time, or a free one.")
     ] = None,
     host: Annotated[
-        str,
-        typer.Option(help="The address to listen on. Any but 127.0.0.1 admits everyone who has the token."),
+        str, typer.Option(help="The address to listen on. Any but 127.0.0.1 admits everyone who has the token.")
     ] = "127.0.0.1",
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
     features: Annotated[

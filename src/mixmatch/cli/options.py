@@ -24,8 +24,7 @@ DataName = Annotated[
     str, typer.Argument(metavar="DATA", help="A data set ([b]mixmatch data list[/b]), or a path to your own data.")
 ]
 DataDir = Annotated[
-    Path | None,
-    typer.Option(help="Where the data files are (default: $MIXMATCH_DATA, else ~/.cache/mixmatch/data)."),
+    Path | None, typer.Option(help="Where the data files are (default: $MIXMATCH_DATA, else ~/.cache/mixmatch/data).")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 
@@ -38,8 +37,7 @@ def ray_cluster(what: str, panel: str | None = None) -> Any:
 
 RayCluster = Annotated[str | None, ray_cluster("Spread the runs over")]
 Part = Annotated[
-    str | None,
-    typer.Option(metavar="K/N", help="Do the K-th of N parts of the runs, for example in a Slurm array."),
+    str | None, typer.Option(metavar="K/N", help="Do the K-th of N parts of the runs, for example in a Slurm array.")
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse data files that are not the published ones.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

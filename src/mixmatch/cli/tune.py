@@ -49,8 +49,7 @@ def tune(
     data: DataName,
     *,
     trials: Annotated[
-        int | None,
-        sweep_option(help="How many trials, including the defaults (default: 20 without --minutes)."),
+        int | None, sweep_option(help="How many trials, including the defaults (default: 20 without --minutes).")
     ] = None,
     minutes: Annotated[float | None, sweep_option(help="Start no trial that would end later than this.")] = None,
     search: Annotated[

@@ -33,9 +33,7 @@ Started = Callable[[int], None]
 
 
 def run(
-    work: Sequence[Work],
-    limit: int | None = None,
-    started: Started = lambda number: None,
+    work: Sequence[Work], limit: int | None = None, started: Started = lambda number: None
 ) -> Generator[tuple[int, Outcome], None, None]:
     """Do jobs side by side on one device; yields the number and the outcome of each as it ends.
 

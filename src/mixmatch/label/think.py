@@ -47,10 +47,7 @@ def think(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _doubts(
-    asked: dict[str, Any],
-    computed: features.Features,
-    labels: npt.NDArray[np.int64],
-    exclude: npt.NDArray[np.bool_],
+    asked: dict[str, Any], computed: features.Features, labels: npt.NDArray[np.int64], exclude: npt.NDArray[np.bool_]
 ) -> dict[str, Any]:
     classes = asked["classes"]
     found = check.suspects(computed.vectors, labels, classes=classes, exclude=exclude, seed=asked["seed"])

@@ -41,11 +41,7 @@ class FreeMatch(shared.PseudoLabeling):
         z, balanced = self.predict(model, batch.x, batch.u)
         q = z.weak.softmax(dim=-1)
         confidence, label = q.max(dim=-1)
-        new = {
-            "confidence": confidence.mean(),
-            "predicted": q.mean(dim=0),
-            "histogram": _one_hot(label, q).mean(dim=0),
-        }
+        new = {"confidence": confidence.mean(), "predicted": q.mean(dim=0), "histogram": _one_hot(label, q).mean(dim=0)}
         averages = {n: functional.moving_average(state[n], value, self.prediction_decay) for n, value in new.items()}
         predicted = averages["predicted"]
         threshold = averages["confidence"] * predicted / predicted.amax()

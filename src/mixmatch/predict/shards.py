@@ -258,10 +258,7 @@ class Shards:
             raise _gone(self.store)
         rows: list[Row] = []
         files = self._files(number, listed)
-        with (
-            quiet_pillow(),
-            closing(predict_images(self.classifier, files, self.batch_size, self.workers)) as batches,
-        ):
+        with quiet_pillow(), closing(predict_images(self.classifier, files, self.batch_size, self.workers)) as batches:
             for batch in batches:
                 rows += batch
                 if len(batch) == self.batch_size:

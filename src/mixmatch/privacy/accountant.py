@@ -284,10 +284,7 @@ class Accountant:
         self._rdp = {(charging, bound): np.zeros_like(self.orders) for charging in CHARGING for bound in BOUNDS}
 
     def charge(
-        self,
-        counts: Counts,
-        answered: npt.NDArray[np.bool_] | None = None,
-        probabilities: Floats | None = None,
+        self, counts: Counts, answered: npt.NDArray[np.bool_] | None = None, probabilities: Floats | None = None
     ) -> None:
         """Charge queries (N, classes); `answered` (N,) says which the teachers answered, where that is known."""
         if answered is None and isinstance(self.mechanism, LNMax | GNMax):

@@ -105,10 +105,7 @@ def say_findings(read: UserData, settings: Settings, method: Method, warn: Calla
 
 
 def user_data(
-    read: UserData,
-    settings: Settings,
-    device: str | torch.device = "auto",
-    progress: Callback | None = None,
+    read: UserData, settings: Settings, device: str | torch.device = "auto", progress: Callback | None = None
 ) -> Data:
     """User data that was read, split as the settings say, embedded if they say so."""
     if settings.labels != "all" or settings.valid:

@@ -118,12 +118,7 @@ class Cost:
 
 
 def cost(
-    user: UserData,
-    device: str = "auto",
-    *,
-    sized: bool = False,
-    progress: Progress | None = None,
-    left_out: int = 0,
+    user: UserData, device: str = "auto", *, sized: bool = False, progress: Progress | None = None, left_out: int = 0
 ) -> tuple[Finding, FirstRun | None]:
     """What training on user data takes with the default settings, as a finding, and a first run that ends soon; or
     why it cannot be done.

@@ -144,11 +144,7 @@ class TrainOptions:
         return silent if self.quiet else say
 
     def build(
-        self,
-        reporter: Callable[[], Reporter] | None,
-        *,
-        strict: bool = False,
-        checkpoint_every: int | None = None,
+        self, reporter: Callable[[], Reporter] | None, *, strict: bool = False, checkpoint_every: int | None = None
     ) -> RunOptions:
         executor = executor_for(self.ray, warn)
         return RunOptions(self.resume, checkpoint_every, self.device, self.data_dir, strict, reporter, executor)

@@ -33,12 +33,10 @@ def teachers(
     batch_size: BatchSize = None,
     learning_rate: Annotated[float | None, typer.Option(help="Learning rate of Adam.")] = None,
     labels: Annotated[
-        str,
-        typer.Option(metavar="N|all", help="How many images of a shard are labeled; the others are unlabeled."),
+        str, typer.Option(metavar="N|all", help="How many images of a shard are labeled; the others are unlabeled.")
     ] = "all",
     image_size: Annotated[
-        int | None,
-        typer.Option(help="A private folder: pixels to resize to (default: as the public images, or 32)."),
+        int | None, typer.Option(help="A private folder: pixels to resize to (default: as the public images, or 32).")
     ] = None,
     seed: Annotated[int, typer.Option(help="Decides the shards; teacher k trains with seed + k.")] = 1,
     contiguous: Annotated[

@@ -87,11 +87,7 @@ def read_arrays(path: str | os.PathLike[str], *, labels_file: str | os.PathLike[
 
 
 def read_labeled_arrays(
-    path: Path,
-    classes: Sequence[str],
-    encoding: Encoding | None,
-    *,
-    labels_file: str | os.PathLike[str] | None = None,
+    path: Path, classes: Sequence[str], encoding: Encoding | None, *, labels_file: str | os.PathLike[str] | None = None
 ) -> UserData:
     """The labeled rows of a .npz or .npy file as a model of these classes takes them: `x_test` if there is one, else
     `x`. Numbers in `y` are names of classes, unless the file has `classes`."""

@@ -23,9 +23,7 @@ class Reading:
 
     labels_file: str | None = setting(None, "For images, a CSV of file and label; for a .npy file, another .npy file.")
     image_size: int | None = setting(
-        None,
-        "Images: pixels to resize to (default: chosen from the images).",
-        within=(IMAGE_SIZES[0], IMAGE_SIZES[-1]),
+        None, "Images: pixels to resize to (default: chosen from the images).", within=(IMAGE_SIZES[0], IMAGE_SIZES[-1])
     )
     label_column: str | None = setting(None, "A table: the column with the label (default: label).")
     part_column: str | None = setting(None, "A table: a column that is 'test' in rows to evaluate on.")

@@ -16,16 +16,7 @@ from mixmatch.data.source import UNKNOWN
 from mixmatch.data.user.columns import Matrix, Names, NamesBuilder, Places, Table, is_missing
 from mixmatch.data.user.csv_file import check_header, read_csv
 from mixmatch.data.user.encoding import Encoding, fit, is_same
-from mixmatch.data.user.rows import (
-    WHOLE,
-    Finding,
-    Numbered,
-    Part,
-    UserData,
-    class_order,
-    match_labels,
-    number_labels,
-)
+from mixmatch.data.user.rows import WHOLE, Finding, Numbered, Part, UserData, class_order, match_labels, number_labels
 from mixmatch.errors import MixMatchError, first_line, not_installed
 from mixmatch.text import count, listed
 
