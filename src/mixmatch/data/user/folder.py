@@ -283,10 +283,32 @@ def _label_by_part(tree: Tree, roles: Mapping[str, str]) -> tuple[list[Entry], l
 
 def _label_by_csv(entries: Sequence[Entry], root: Path, table: Table) -> tuple[list[Entry], list[Finding]]:
     """The labels of a CSV file; images that it does not name have none."""
+    chosen, repeated = _chosen_by_csv(entries, root, table)
+    findings = []
+    if ignored := [file for file, (choice, _) in chosen.items() if choice is None]:
+        message = f"{count(len(ignored), 'image')} that {table.path} says to ignore: left out"
+        findings.append(Finding("ignored", message, tuple(ignored), "nothing to do", "info"))
+    if repeated:
+        verb = "repeats" if len(repeated) == 1 else "repeat"
+        message = f"{count(len(repeated), 'line')} of {table.path} {verb} an earlier one ({listed(repeated)})"
+        findings.append(Finding("repeated-line", message, tuple(repeated), "nothing is lost: remove them", "info"))
+    unnamed = [entry for entry in entries if entry.file not in chosen]
+    if unnamed:
+        message = f"{count(len(unnamed), 'image')} that {table.path} does not name: used as unlabeled"
+        advice = "move them out of the folder if they do not belong to it"
+        findings.append(Finding("unnamed", message, tuple(e.file for e in unnamed), advice, "info"))
+    return [*(choice for choice, _ in chosen.values() if choice is not None), *unnamed], findings
+
+
+def _chosen_by_csv(
+    entries: Sequence[Entry], root: Path, table: Table
+) -> tuple[dict[str, tuple[Entry | None, int]], list[str]]:
+    """What a CSV file says of each image that it names, None if it is to be ignored, and in which line; and the images
+    of lines that say again what an earlier one said."""
     files, labels = table.text("file"), table.text("label")
     parts: Sequence[str] = table.text("part") if "part" in table.header else [""] * len(files)
     known = {_normal(entry.file): entry for entry in entries}
-    chosen: dict[str, tuple[Entry | None, int]] = {}  # None: to be ignored
+    chosen: dict[str, tuple[Entry | None, int]] = {}
     missing: list[str] = []
     repeated: list[str] = []
     for line, file, label, part in zip(table.lines, files, labels, parts, strict=True):
@@ -311,20 +333,7 @@ def _label_by_csv(entries: Sequence[Entry], root: Path, table: Table) -> tuple[l
             f"{table.path} names {count(len(missing), 'file')} that {'does' if len(missing) == 1 else 'do'} not exist "
             f"in {root}: {listed(missing)}"
         )
-    findings = []
-    if ignored := [file for file, (choice, _) in chosen.items() if choice is None]:
-        message = f"{count(len(ignored), 'image')} that {table.path} says to ignore: left out"
-        findings.append(Finding("ignored", message, tuple(ignored), "nothing to do", "info"))
-    if repeated:
-        verb = "repeats" if len(repeated) == 1 else "repeat"
-        message = f"{count(len(repeated), 'line')} of {table.path} {verb} an earlier one ({listed(repeated)})"
-        findings.append(Finding("repeated-line", message, tuple(repeated), "nothing is lost: remove them", "info"))
-    unnamed = [entry for entry in entries if entry.file not in chosen]
-    if unnamed:
-        message = f"{count(len(unnamed), 'image')} that {table.path} does not name: used as unlabeled"
-        advice = "move them out of the folder if they do not belong to it"
-        findings.append(Finding("unnamed", message, tuple(e.file for e in unnamed), advice, "info"))
-    return [*(choice for choice, _ in chosen.values() if choice is not None), *unnamed], findings
+    return chosen, repeated
 
 
 def _description(choice: Entry | None) -> str:
