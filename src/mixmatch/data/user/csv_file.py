@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mixmatch.data.user.columns import MISSING, Matrix, Names, NamesBuilder, NumberStore, Table, is_missing
-from mixmatch.errors import MixMatchError
+from mixmatch.errors import MixMatchError, explaining
 from mixmatch.text import count, from_cell
 
 MARKS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
@@ -62,11 +62,9 @@ def read_csv(path: Path, text: Collection[str] | None = None) -> Table:
     """
     lines = _Lines(io.BytesIO())
     try:
-        with path.open("rb") as file:
+        with explaining(f"cannot read {path}"), path.open("rb") as file:
             lines = _Lines(file)
             table = _collect(_Reader(path, lines), text)
-    except OSError as error:
-        raise MixMatchError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise MixMatchError(f"cannot read {path}: it is not text in UTF-8; save it as CSV (UTF-8)") from None
     except csv.Error as error:
