@@ -26,6 +26,7 @@ from mixmatch.training.run import Record
 
 if TYPE_CHECKING:
     from optuna import Study
+    from optuna.storages import JournalStorage
 
 COMPARED = 4
 """Finished trials needed before others are compared with them and stopped."""
@@ -65,6 +66,35 @@ def held(out: Path) -> Iterator[None]:
 def open_study(sweep: Sweep) -> Study:
     """The study in a sweep's journal, a new one if there is none. One of another sweep is refused."""
     import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    path = sweep.out / JOURNAL
+    _mend(path)
+    try:
+        study = optuna.create_study(
+            storage=_storage(path), study_name="tune", direction="minimize", load_if_exists=True
+        )
+        before, now = study.user_attrs.get("sweep"), sweep.to_dict()
+        other = None if before is None or before == _named_as_before(now, before) else _difference(before, now)
+        if other is None:
+            _check(study, sweep)
+    except MixMatchError:
+        raise
+    except Exception as error:  # what a damaged line leads to
+        raise damaged(path, f"{type(error).__name__}: {error}") from None
+    if other is not None:
+        raise MixMatchError(
+            f"{sweep.out} holds a sweep with other settings ({other}): continue it with its own, or choose another "
+            "folder with out="
+        )
+    if before is None:
+        study.set_user_attr("sweep", now)
+    study.pruner = optuna.pruners.MedianPruner(n_startup_trials=COMPARED, n_warmup_steps=warm_up(sweep))
+    return study
+
+
+def _storage(path: Path) -> JournalStorage:
+    """The journal as Optuna's storage."""
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
@@ -88,29 +118,7 @@ def open_study(sweep: Sweep) -> Study:
                     os.truncate(path, whole)
                     raise
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    path = sweep.out / JOURNAL
-    _mend(path)
-    try:
-        storage = JournalStorage(File(str(path), Held(str(path))))
-        study = optuna.create_study(storage=storage, study_name="tune", direction="minimize", load_if_exists=True)
-        before, now = study.user_attrs.get("sweep"), sweep.to_dict()
-        other = None if before is None or before == _named_as_before(now, before) else _difference(before, now)
-        if other is None:
-            _check(study, sweep)
-    except MixMatchError:
-        raise
-    except Exception as error:  # what a damaged line leads to
-        raise damaged(path, f"{type(error).__name__}: {error}") from None
-    if other is not None:
-        raise MixMatchError(
-            f"{sweep.out} holds a sweep with other settings ({other}): continue it with its own, or choose another "
-            "folder with out="
-        )
-    if before is None:
-        study.set_user_attr("sweep", now)
-    study.pruner = optuna.pruners.MedianPruner(n_startup_trials=COMPARED, n_warmup_steps=warm_up(sweep))
-    return study
+    return JournalStorage(File(str(path), Held(str(path))))
 
 
 def damaged(path: Path, why: str) -> MixMatchError:
