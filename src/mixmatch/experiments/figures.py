@@ -105,17 +105,7 @@ def error_by_labels(table: Table, title: str, records: Sequence[Record], path: P
 
 def curve(record: Record, path: Path) -> None:
     """A run's test error over its steps, and minutes, beside what the paper reports after all of its steps."""
-    try:
-        points = [(int(point["step"]), float(point["error"])) for point in record["curve"] if point["step"]]
-        per_step = record["seconds"] / record["steps"] / 60
-        labels = int(record["split"]["labeled"])
-        sound = all(math.isfinite(error) for _, error in points)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        sound = False
-    if not sound:
-        raise MixMatchError("the record's curve makes no sense: write it again from the run")
-    if len(points) < 2:
-        raise MixMatchError("a curve needs two evaluations: this run has fewer, change eval_every=")
+    points, per_step, labels = _course(record)
     steps, errors = zip(*points, strict=True)
     figure, axes = plotting.pyplot().subplots(figsize=(7.2, 4.2), layout="constrained")
     shown = list(errors)
@@ -136,14 +126,7 @@ def curve(record: Record, path: Path) -> None:
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda tick, _: f"{tick:,.0f}")
     axes.set_xlim(steps[0], steps[-1])
-    if min(shown) > 0 and max(shown) > 4 * min(shown):  # the end is what counts
-        axes.set_yscale("log")
-        ticks = [digit * 10.0**power for power in range(-3, 3) for digit in (1, 2, 5)]
-        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.minorticks_off()
-        axes.set_ylim(0.8 * min(shown), 1.2 * max(shown))
-    else:
-        axes.set_ylim(0, 1.05 * max(*shown, 1.0))
+    _scale(axes, min(shown), max(shown))
     axes.set(xlabel="steps", ylabel="test error, %")
     if per_step > 0:
         above = axes.secondary_xaxis("top", functions=(lambda step: step * per_step, lambda time: time / per_step))
@@ -155,6 +138,34 @@ def curve(record: Record, path: Path) -> None:
     axes.set_title(f"{record['method']} on {data}, {labels:,} labels, seed {record['seed']}", loc="left", fontsize=10)
     plotting.tidy(axes)
     plotting.save(figure, path)
+
+
+def _course(record: Record) -> tuple[list[tuple[int, float]], float, int]:
+    """The errors of a run over its steps, the minutes of a step, and how many labels it had."""
+    try:
+        points = [(int(point["step"]), float(point["error"])) for point in record["curve"] if point["step"]]
+        per_step = record["seconds"] / record["steps"] / 60
+        labels = int(record["split"]["labeled"])
+        sound = all(math.isfinite(error) for _, error in points)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        sound = False
+    if not sound:
+        raise MixMatchError("the record's curve makes no sense: write it again from the run")
+    if len(points) < 2:
+        raise MixMatchError("a curve needs two evaluations: this run has fewer, change eval_every=")
+    return points, per_step, labels
+
+
+def _scale(axes: Any, low: float, high: float) -> None:
+    """The axis of errors: logarithmic where they fall far."""
+    if low > 0 and high > 4 * low:  # the end is what counts
+        axes.set_yscale("log")
+        ticks = [digit * 10.0**power for power in range(-3, 3) for digit in (1, 2, 5)]
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+        axes.set_ylim(0.8 * low, 1.2 * high)
+    else:
+        axes.set_ylim(0, 1.05 * max(high, 1.0))
 
 
 def _entry(axes: Any, name: str, color: str, ours: Sequence[Cell]) -> None:
