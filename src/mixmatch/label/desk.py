@@ -153,7 +153,7 @@ class Desk:
             lost = state.conflicts.get(file)
             body: Body = {
                 "n": n,
-                "name": self.view._shown_names()[n],
+                "name": self.view.shown_names()[n],
                 "bytes": book.listing.sizes[n],
                 "changed": book.listing.times[n] / 1e9,
                 "label": state.name(state.value(file)),

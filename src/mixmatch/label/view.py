@@ -191,7 +191,7 @@ class View:
             "from": first,
             "total": max(first, end),
             "scanning": partly,
-            "name": self._shown_names()[first:end],
+            "name": self.shown_names()[first:end],
         }
         for name in ("label", "who", "flags", "guess", "sure"):
             body[name] = self.column(name)[first:end].tolist()
@@ -299,7 +299,7 @@ class View:
             counts["today"] += n * (t >= midnight)
         return {name: max(0, n) for name, n in counts.items()}
 
-    def _shown_names(self) -> list[str]:
+    def shown_names(self) -> list[str]:
         """Files as text that can be shown; those of bytes that are no text have marks in their place."""
         known, names = self._names
         files = self.book.listing.files
