@@ -163,18 +163,20 @@ def load_arrays(path: Path) -> dict[str, Array]:
     except MixMatchError:
         raise
     except Exception as error:  # a damaged file makes zipfile, zlib and NumPy raise nearly everything
-        seek_to_nowhere = isinstance(error, OSError) and error.errno in (None, errno.EINVAL)
-        if isinstance(error, NotPlain) or (isinstance(error, OSError) and not seek_to_nowhere):
-            reason = error.strerror or str(error)
-        elif re.search("pickle|Python objects", str(error)) and _starts_with(path, b"\x93NUMPY", b"PK", b"\x80"):
-            reason = "it holds Python objects, which could run anything when loaded; save plain numbers or text"
-        elif "encrypted" in str(error) or "strong encryption" in str(error):
-            reason = "it is encrypted; unpack it and save its arrays without a password"
-        elif isinstance(error, NotImplementedError):
-            reason = "it is compressed in a way that is not known here; save it with numpy.savez_compressed"
-        else:
-            reason = "it is damaged or no .npz or .npy file"
-        raise MixMatchError(f"cannot read {path}: {reason}") from None
+        raise MixMatchError(f"cannot read {path}: {_reason(path, error)}") from None
+
+
+def _reason(path: Path, error: Exception) -> str:
+    seek_to_nowhere = isinstance(error, OSError) and error.errno in (None, errno.EINVAL)
+    if isinstance(error, NotPlain) or (isinstance(error, OSError) and not seek_to_nowhere):
+        return error.strerror or str(error)
+    if re.search("pickle|Python objects", str(error)) and _starts_with(path, b"\x93NUMPY", b"PK", b"\x80"):
+        return "it holds Python objects, which could run anything when loaded; save plain numbers or text"
+    if "encrypted" in str(error) or "strong encryption" in str(error):
+        return "it is encrypted; unpack it and save its arrays without a password"
+    if isinstance(error, NotImplementedError):
+        return "it is compressed in a way that is not known here; save it with numpy.savez_compressed"
+    return "it is damaged or no .npz or .npy file"
 
 
 def check_unpacked(path: Path) -> None:
