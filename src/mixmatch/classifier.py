@@ -340,10 +340,17 @@ def load_run(path: str | Path, device: str | torch.device = "auto", network: nn.
             return Classifier.load(run.model, where, network, follow=False)
         except UnreadableModel as error:
             raise run.damaged(run.model.name, error.why, "cannot be read as a model") from None
+    return _of_checkpoint(run, config, where, network)
+
+
+def _of_checkpoint(
+    run: RunFolder, config: Mapping[str, Any], device: torch.device, network: nn.Module | None
+) -> Classifier:
+    """The classifier of an unfinished run's newest checkpoint."""
     saved = run.load_checkpoint()
     if saved is None:
         raise MixMatchError(
-            f"{path} has no model yet: its training has not reached a checkpoint; continue it with resume=True"
+            f"{run.path} has no model yet: its training has not reached a checkpoint; continue it with resume=True"
         )
     if not isinstance(config["settings"].get("network"), str):
         raise run.damaged("config.json", "its settings name no network")
@@ -356,7 +363,7 @@ def load_run(path: str | Path, device: str | torch.device = "auto", network: nn.
         info = ModelInfo.from_dict(named)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise run.damaged("config.json", str(error)) from None
-    return Classifier.from_tensors({**saved.weights, **saved.ema}, info, path, where, network)
+    return Classifier.from_tensors({**saved.weights, **saved.ema}, info, run.path, device, network)
 
 
 def _verify_alone(path: Path) -> None:
