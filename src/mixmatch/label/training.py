@@ -89,7 +89,7 @@ class Trainings:
     def start(self, asked: Mapping[str, Any]) -> None:
         """Begin a training, or resume one."""
         with self._lock:
-            if self._thread is not None and self._thread.is_alive():
+            if self.at_work():
                 raise Busy("a training is running: wait for it or stop it")
             if (run := asked.get("resume")) is not None:
                 if run not in self._about or self._about[run]["state"] not in ("stopped", "failed"):
@@ -117,7 +117,7 @@ class Trainings:
         """Begin a training if it is time for one; called now and then."""
         if self._auto["on"] and not self.at_work() and self._changed() >= self._auto["every"]:
             with suppress(Refused, Busy), self.book.lock:  # as a request has it: locks are taken in one order
-                self.start({k: v for k, v in self._auto.items() if k not in ("on", "every")})
+                self.start(self._auto)
 
     def at_work(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
