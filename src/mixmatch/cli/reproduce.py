@@ -92,9 +92,7 @@ def reproduce(
     if table == FIGURE:
         others = {"labels": labels, "methods": methods, "seeds": seeds, "steps": steps, "passes": passes}
         others |= {"precision": precision, "split": split, "dry_run": dry_run, "ray": ray, "part": part}
-        if given := [name for name, value in others.items() if value not in (None, [], False)]:
-            raise MixMatchError(f"{given[0]}= is for runs, and {FIGURE} is drawn from one: leave it out")
-        _label_guessing(run, results, data_dir, device)
+        _label_guessing(run, others, results, data_dir, device)
         return
     if table not in TABLES:
         raise unknown("table", table, [*TABLES, FIGURE])
@@ -200,7 +198,12 @@ def _list(name: str, runs: list[Planned], out: Path, results: Path, device: str,
     console().print(f"{count(len(rows), 'run')}, about {duration(left)} left on this machine, by a short trial")
 
 
-def _label_guessing(run: Path | None, results: Path, data_dir: Path | None, device: str) -> None:
+def _label_guessing(
+    run: Path | None, others: dict[str, Any], results: Path, data_dir: Path | None, device: str
+) -> None:
+    """Draw the figure; `others` are the options for runs, of which none may be given."""
+    if given := [name for name, value in others.items() if value not in (None, [], False)]:
+        raise MixMatchError(f"{given[0]}= is for runs, and {FIGURE} is drawn from one: leave it out")
     if run is None:
         raise MixMatchError(f"{FIGURE} shows a trained model's guesses: name its run folder with --run")
     folder = RunFolder(run)
