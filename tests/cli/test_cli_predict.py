@@ -68,6 +68,15 @@ def test_what_nobody_reads_ends_as_in_other_programs(
     process.stderr.close()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_under_the_output_is_one_line(unbuffered: str, run: Call) -> None:
+    with open("/dev/full", "w") as full:
+        result = run("methods", stdout=full, env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
+    assert result.code == 2
+    assert result.err == "error: no space is left where this is written: free some, then give the same command again\n"
+
+
 def test_no_cell_is_run_by_a_spreadsheet(trained: Path, call: Call, tmp_path: Path, monkeypatch) -> None:
     """Names of files and of classes, which also head columns. JSON has them as they are."""
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -235,9 +235,8 @@ def main(failed: BaseException | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except (NobodyReads, BrokenPipeError):
-        for stream in (sys.stdout, sys.stderr):  # or Python would try again at its end, and complain
-            with suppress(OSError):
-                stream.close()
+        _give_up(sys.stdout)
+        _give_up(sys.stderr)
         sys.exit(141)
     except Exception as error:
         if (message := _mistake(error)) is None:
@@ -245,10 +244,21 @@ def main(failed: BaseException | None = None) -> None:
         if not message:  # no arguments at all: the help
             error.show()  # type: ignore[attr-defined]
             sys.exit(2)
+        if message is FULL:
+            _give_up(sys.stdout)
         _fail(message)
     if code == 130:  # also what typer makes of Ctrl-C
         print("stopped", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _give_up(stream: TextIO) -> None:
+    """Forget what cannot be written, or Python would try again at its end, and complain."""
+    with suppress(OSError):
+        stream.close()
+
+
+FULL = "no space is left where this is written: free some, then give the same command again"
 
 
 def _mistake(error: Exception) -> str | None:
@@ -259,6 +269,8 @@ def _mistake(error: Exception) -> str | None:
         return "this machine has too little memory: use less data, smaller batches or a smaller network"
     if type(error).__name__ == "OutOfMemoryError":  # PyTorch's, which is imported only where it is needed
         return "the GPU has too little memory: free some, or use --device cpu"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return FULL
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"the path {str(error.filename)[:40]}... is too long: name a shorter one"
     if isinstance(error, RuntimeError) and "home directory" in str(error):
