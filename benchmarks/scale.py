@@ -11,7 +11,7 @@ groups: a large network with a batch that is computed in groups of 64 images, on
 and beside the whole batch as one group. The ratio is that of images per second.
 
 ray: five runs by a Ray cluster on this machine, beside five side by side in one process (on a CPU one after the other).
-The start of the cluster and of a process in it, which imports this package, is a column of its own, and so is what
+The start of the cluster and of the processes in it, which import this package, is a column of its own, and so is what
 the slowest run took by itself. Takes `mixmatch[ray]`.
 
 Images are random. Ratios are to the first row of a table: below 1 is slower.
@@ -218,8 +218,9 @@ def five(way: str, folder: Path, args: argparse.Namespace) -> Row:
     if way == "ray":
         ray = connect("local")
         share = share_of(ray, {args.device})
-        # By default Ray ends a process after each task with a GPU; this one is kept for the runs.
-        ray.get(ray.remote(**share.needs, max_calls=0)(nothing).remote())
+        # By default Ray ends a process after each task with a GPU; these are kept for the runs.
+        task = ray.remote(**share.needs, max_calls=0)(nothing)
+        ray.get([task.remote() for _ in range(share.places)])
         start = time.perf_counter() - began
     executor = Here() if way == "here" else Ray("local")
     outcomes = dict(executor.run(work))
