@@ -7,7 +7,8 @@ SEEDS ?= 1
 KILLS ?= 20
 SECONDS ?= 300
 # One thread per test process: with two processes on two cores, more threads only get in each other's way.
-TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+# Bytecode is kept, whatever is the custom here: every process that tests start would compile the package again.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
 .PHONY: run test lint types unit soak soak-labels soak-many fuzz format docs clean
 
