@@ -16,6 +16,7 @@ from mixmatch.errors import MixMatchError
 @pytest.mark.parametrize("version", ["this", "another"])
 def test_digits(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also from a version of scikit-learn that keeps its file elsewhere."""
+    digits._table.cache_clear()
     if version == "another":
         monkeypatch.setattr(digits, "find_spec", lambda name: None)
     source = load("digits", tmp_path / "nothing", download=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def load(folder: Path, layout: Layout, strict: bool = False) -> Source:
     )
 
 
+@cache
 def _table() -> npt.NDArray[np.float64]:
     """A row per image: its 64 pixels, then its label. The file is read without its package, which takes a second to
     import."""
