@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -75,10 +77,9 @@ def labeled_split(labels: npt.NDArray[np.integer], num_labels: int, seed: int, b
         for r in rows:
             random.shuffle(r)
     share = _shares(rows, balanced)
-    taken = np.zeros(len(rows), np.int64)
+    taken = [0] * len(rows)
     chosen = []
-    for _ in range(num_labels):
-        c = _most_behind(share, taken)
+    for c in islice(_turns(share), num_labels):
         if taken[c] == len(rows[c]) == 0:
             raise MixMatchError(f"there are no training images of class {c}: leave the class out")
         if taken[c] == len(rows[c]):
@@ -171,8 +172,15 @@ def _shares(rows: list[Indices], balanced: bool) -> npt.NDArray[np.float64]:
     return np.ones_like(counts) if balanced else counts / counts.max()
 
 
-def _most_behind(share: npt.NDArray[np.float64], taken: Indices) -> int:
-    return int(np.argmax(share - taken / max(taken.max(), 1)))
+def _turns(share: npt.NDArray[np.float64]) -> Iterator[int]:
+    """Whose turn it is, on and on: that of the class which lags furthest behind its share."""
+    taken, most, behind = np.zeros_like(share), 1.0, np.empty_like(share)
+    while True:  # in place, as there is a turn per image
+        np.subtract(share, np.divide(taken, most, out=behind), out=behind)
+        turn = int(behind.argmax())
+        yield turn
+        taken[turn] += 1
+        most = max(most, taken[turn])
 
 
 def _fold(source: Source, labels: int, seed: int) -> Indices | None:
@@ -198,16 +206,13 @@ def _official_order(labels: npt.NDArray[np.int64], labeled: Indices, balanced: b
     """
     classes = np.where(labels == UNKNOWN, 0, labels)  # the authors gave STL-10's unlabeled images class 0
     share = _shares([np.flatnonzero(classes == c) for c in range(int(classes.max()) + 1)], balanced)
-    taken = np.zeros(len(share), np.int64)
-    waiting: list[deque[int]] = [deque() for _ in share]
+    unlabeled = np.setdiff1d(np.arange(len(labels)), labeled)
+    waiting = [deque(unlabeled[classes[unlabeled] == c].tolist()) for c in range(len(share))]
     order: list[int] = []
-    turn = _most_behind(share, taken)
-    for row in np.setdiff1d(np.arange(len(labels)), labeled).tolist():
-        waiting[classes[row]].append(row)
-        while waiting[turn]:
-            order.append(waiting[turn].popleft())
-            taken[turn] += 1
-            turn = _most_behind(share, taken)
+    for turn in _turns(share):
+        if not waiting[turn]:
+            break
+        order.append(waiting[turn].popleft())
     for left in waiting:
         order.extend(left)
     return np.array(order, np.int64)
