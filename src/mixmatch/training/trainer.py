@@ -29,7 +29,7 @@ from mixmatch.training.batches import Batches, Rows
 from mixmatch.training.checkpoint import Checkpoint
 from mixmatch.training.compile import Loss, compiled, compiled_account, reason
 from mixmatch.training.cuda_graph import GraphedStep
-from mixmatch.training.device import has_own_randomness, stream_for, threads
+from mixmatch.training.device import has_own_randomness, seed_generator, stream_for, threads
 from mixmatch.training.evaluate import LEAST_VALID, Evaluation, HeldOut, evaluate, predict_logits
 from mixmatch.training.model import Model
 from mixmatch.training.optimizer import build_optimizer, load_optimizer_state, optimizer_state
@@ -303,7 +303,7 @@ class Trainer:
                         return
                     inputs = self.batches.inputs(chunk, i, self.step)
                     # Networks with randomness of their own (dropout) draw from torch's generator.
-                    torch.manual_seed(torch_seed(self.settings.seed, "network", self.step))
+                    seed_generator(torch_seed(self.settings.seed, "network", self.step), self.device)
                     if self._graph is not None:
                         self._graph.step(inputs)
                     else:
