@@ -165,8 +165,9 @@ def own_generator(*devices: torch.device) -> Iterator[None]:
 
 
 def seed_generator(seed: int, device: torch.device) -> None:
-    """As `torch.manual_seed`, which notes where it was called from for each kind of GPU that is not in use: for a
-    small network that took a tenth of a step."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed_all(seed)
+    """As `torch.manual_seed`, which on a CPU would also note where it was called from for each kind of GPU that is not in
+    use: a tenth of a small network's step."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
