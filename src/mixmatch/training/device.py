@@ -165,8 +165,8 @@ def own_generator(*devices: torch.device) -> Iterator[None]:
 
 
 def seed_generator(seed: int, device: torch.device) -> None:
-    """As `torch.manual_seed`, which on a CPU would also note where it was called from for each kind of GPU that is not in
-    use: a tenth of a small network's step."""
+    """As `torch.manual_seed`, which on a CPU would also note where it was called from for each kind of GPU that is not
+    in use: a tenth of a small network's step."""
     if device.type == "cpu":
         torch.default_generator.manual_seed(seed)
     else:
