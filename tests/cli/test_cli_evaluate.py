@@ -40,11 +40,17 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fill(tmp_path_factory.mktemp("places") / "photos", day=12, night=12, unlabeled=40)
 
 
-@pytest.fixture
-def run_folder(call: Any, photos: Path, tmp_path: Path) -> Path:
-    result = call("train", photos, "--out", tmp_path / "run", "--network", "wrn-small", *FAST)
+@pytest.fixture(scope="module")
+def trained(here: Any, photos: Path) -> Path:
+    out = photos.parent / "trained"
+    result = here("train", photos, "--out", out, "--network", "wrn-small", *FAST)
     assert result.code == 0, result.err
-    return tmp_path / "run"
+    return out
+
+
+@pytest.fixture
+def run_folder(trained: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(trained, tmp_path / "run")
 
 
 def test_new_images(call: Any, run_folder: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,17 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("table") / "pets.csv", HEADER, rows(120, 0, 40))
 
 
-@pytest.fixture
-def trained(call, table: Path, tmp_path: Path) -> Path:
-    result = call("train", table, "--label-column", "species", "--out", tmp_path / "run", *FAST)
+@pytest.fixture(scope="module")
+def finished(here, table: Path) -> Path:
+    out = table.parent / "finished"
+    result = here("train", table, "--label-column", "species", "--out", out, *FAST)
     assert result.code == 0, result.err
-    return tmp_path / "run"
+    return out
+
+
+@pytest.fixture
+def trained(finished: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(finished, tmp_path / "run")
 
 
 def test_train_gain_report_evaluate_resume(call, table: Path, tmp_path: Path) -> None:
