@@ -436,6 +436,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
         plain(self, logs)
 
     monkeypatch.setattr(backend, "append_logs", append)
+    monkeypatch.setattr(sweep_, "number_of_folds", lambda data: 2)
     undisturbed, total = sweep(tmp_path / "undisturbed", 2, **more), appended
     for full_at in (4, total // 2, total):
         out, appended = tmp_path / str(full_at), 0
