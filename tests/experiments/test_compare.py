@@ -52,9 +52,10 @@ def test_the_picture_says_what_its_numbers_are(tmp_path: Path, axes: Any) -> Non
     plot([{**record("a", 1, (50.0, 10.0)), "error": 30.0}], tmp_path / "error.png")
     assert [text.get_text() for text in axes(1).texts] == ["a 30.0 %"]
     assert axes(1).get_title("left") == "beside each line: median of the last 20 evaluations"
-    plot([{**record("a", 1, (50.0, 10.0)), "data": str(tmp_path), "last_error": 10.0}], tmp_path / "error.png")
-    assert [text.get_text() for text in axes(1).texts] == ["a 10.0 %"]
-    assert axes(1).get_title("left") == ""
+    for other in ({"data": str(tmp_path)}, {"median_of": 2}):
+        plot([{**record("a", 1, (50.0, 10.0)), "error": 30.0, **other}], tmp_path / "error.png")
+        assert [text.get_text() for text in axes(1).texts] == ["a 10.0 %"]
+        assert axes(1).get_title("left") == ""
 
 
 def test_line_styles_differ() -> None:

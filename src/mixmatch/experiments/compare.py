@@ -203,7 +203,7 @@ def plot(records: Sequence[Record], path: Path) -> None:
     by_time.set_title(f"{first['data']}, {first['split']['labeled']:,} labels", loc="left")
     by_time.set(xlabel="minutes of training", ylabel="test error, %")
     by_step.set(xlabel="steps")
-    if not is_path(first["data"]):  # a line ends at the last one
+    if shown == "error":  # a line ends at the last one
         by_step.set_title("beside each line: median of the last 20 evaluations", loc="left")
     by_time.set_xlim(left=0)
     by_step.set_xlim(0, max(point["step"] for point in first["curve"]))
