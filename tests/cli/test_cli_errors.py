@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -111,6 +112,14 @@ def test_an_empty_path_is_not_the_current_folder(arguments: list[str], name: str
     """As a shell's variable that is not set leaves it."""
     one_line(call(*(finished if word == "RUN" else word for word in arguments)), f"{name} is empty: give a path")
     assert list(Path.cwd().iterdir()) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a shell is needed to close an output")
+def test_a_closed_output_is_no_error() -> None:
+    """As `mixmatch ... >&-` leaves it, and a service that is started without one."""
+    command = f"{shlex.quote(sys.executable)} -m mixmatch methods >&-"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("path", ["", " "])

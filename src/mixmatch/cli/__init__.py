@@ -225,7 +225,7 @@ def main(failed: BaseException | None = None) -> None:
         if failed is not None:
             raise failed
         code = command_line()(prog_name="mixmatch", standalone_mode=False)
-        sys.stdout.flush()
+        print(end="", flush=True)
     except Interrupted as stopped:
         continues = RESUME if _takes_resume() else "the same command continues from there"
         where = f"stopped at step {stopped.step:,}, which is saved" if stopped.step else "stopped"
@@ -252,10 +252,11 @@ def main(failed: BaseException | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _give_up(stream: TextIO) -> None:
+def _give_up(stream: TextIO | None) -> None:
     """Forget what cannot be written, or Python would try again at its end, and complain."""
     with suppress(OSError):
-        stream.close()
+        if stream is not None:
+            stream.close()
 
 
 FULL = "no space is left where this is written: free some, then give the same command again"
