@@ -132,6 +132,14 @@ def test_pictures_of_a_phone(tmp_path: Path) -> None:
     assert "a/renamed.jpg: a HEIC image, which takes pip install 'mixmatch[heic]'" in said
 
 
+def test_a_pillow_that_knows_no_avif() -> None:
+    """As before its version 11.3, which warns of what it does not know."""
+    program = "from PIL import features; del features.modules['avif']; from mixmatch.data.user.images import SUFFIXES"
+    words = [sys.executable, "-W", "error::UserWarning", "-c", f"{program}; print('.avif' in SUFFIXES)"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
 def test_modes(tmp_path: Path) -> None:
     """Half-transparent black over white is gray; palettes, 1 bit and 16 bits keep their brightness."""
     where = tmp_path / "a"

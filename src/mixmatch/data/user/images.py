@@ -40,7 +40,7 @@ FORMATS = {
     "BMP": (".bmp",),
     "TIFF": (".tif", ".tiff"),
     "GIF": (".gif",),
-    **({"AVIF": (".avif",)} if features.check("avif") else {}),  # not every build of Pillow has it
+    **({"AVIF": (".avif",)} if "avif" in features.modules and features.check("avif") else {}),  # not in every Pillow
     **(HEIC if find_spec("pillow_heif") else {}),
 }
 """What is read here, by Pillow's name for it: the endings of its files."""
