@@ -132,6 +132,20 @@ def test_pictures_of_a_phone(tmp_path: Path) -> None:
     assert "a/renamed.jpg: a HEIC image, which takes pip install 'mixmatch[heic]'" in said
 
 
+def test_a_decoder_of_heic_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that was built for another Python: all other images are read."""
+    heif = pytest.importorskip("pillow_heif", reason="pillow-heif is not installed: pip install 'mixmatch[heic]'")
+    heif.register_heif_opener()
+    for label in ("a", "b"):
+        save(tmp_path / f"{label}/1.png", np.zeros((32, 32, 3), np.uint8))
+    save(tmp_path / "a/2.heic", np.zeros((32, 32, 3), np.uint8), format="HEIF")
+    images_module._register_heic.cache_clear()
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    user = read_folder(tmp_path, image_size=32)
+    assert user.files == ("a/1.png", "b/1.png")
+    assert "a/2.heic: import of pillow_heif halted" in kinds(user)["unreadable"].message
+
+
 def test_a_pillow_that_knows_no_avif() -> None:
     """As before its version 11.3, which warns of what it does not know."""
     program = "from PIL import features; del features.modules['avif']; from mixmatch.data.user.images import SUFFIXES"

@@ -33,6 +33,9 @@ from mixmatch.text import count
 HEIC = {"HEIF": (".heic", ".heif")}
 """What iPhones save. Reading it takes an optional package."""
 
+HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1")
+"""How such a file begins, after its size and "ftyp"."""
+
 FORMATS = {
     "JPEG": (".jpg", ".jpeg", ".jfif"),
     "PNG": (".png",),
@@ -176,16 +179,16 @@ def _opened(path: Path | IO[bytes]) -> Iterator[Image.Image]:
 
 def _identified(file: IO[bytes]) -> Image.Image:
     """An image whose header is read."""
-    reads_heic = HEIC.keys() <= FORMATS.keys()
-    if reads_heic:
+    with suppress(UnidentifiedImageError):
+        return Image.open(file, formats=[name for name in FORMATS if name not in HEIC])
+    file.seek(4)
+    if file.read(4) == b"ftyp" and file.read(4) in HEIC_BRANDS:
+        if not HEIC.keys() <= FORMATS.keys():
+            raise UnreadableImage("a HEIC image, which takes pip install 'mixmatch[heic]'")
         _register_heic()
-    try:
-        return Image.open(file, formats=tuple(FORMATS))
-    except UnidentifiedImageError:
-        file.seek(4)
-        if not reads_heic and file.read(8) in (b"ftypheic", b"ftypheix", b"ftypmif1"):
-            raise UnreadableImage("a HEIC image, which takes pip install 'mixmatch[heic]'") from None
-        raise UnreadableImage("not an image in a known format") from None
+        with suppress(UnidentifiedImageError):
+            return Image.open(file, formats=tuple(HEIC))
+    raise UnreadableImage("not an image in a known format")
 
 
 @functools.cache
