@@ -176,8 +176,14 @@ def test_a_picture_that_moved_keeps_its_label(photos: Path) -> None:
 def test_pictures_that_cannot_be_read_are_not_left_out_without_a_word(photos: Path) -> None:
     (photos / "camera.NEF").touch()
     desk = opened(photos)
-    notes = {note["key"]: note["text"] for note in client_of(desk).get("/api/state").json()["notes"]}
+    client = client_of(desk)
+    notes = {note["key"]: note["text"] for note in client.get("/api/state").json()["notes"]}
     assert notes["format"] == "1 image of a format that is not read: left out (.nef 1): convert them to JPEG or PNG"
+    (photos / "camera.NEF").unlink()
+    desk._scanned.clear()
+    post(client, "rescan")
+    desk.wait()
+    assert "format" not in [note["key"] for note in client.get("/api/state").json()["notes"]]
     desk.close()
 
 

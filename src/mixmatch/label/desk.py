@@ -214,10 +214,10 @@ class Desk:
 
         tree = scan(self.root, found)
         take()
-        for finding in left_out(tree):
-            if finding.kind == "format":
-                self.view.notes["format"] = f"{finding.message}: {finding.advice}"
+        unread = {note.kind: f"{note.message}: {note.advice}" for note in left_out(tree) if note.kind == "format"}
         with self.book.lock:
+            self.view.notes.pop("format", None)
+            self.view.notes |= unread
             went = listing.only(seen)
             if went or changed:
                 self._find_moved()
