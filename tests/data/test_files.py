@@ -21,11 +21,12 @@ import numpy as np
 import pytest
 
 from limits import largest_file
+from mixmatch.data import cache
 from mixmatch.data.cache import cache_folder, cached_array
 from mixmatch.data.published import files
 from mixmatch.data.published.files import Archive, Published, choose, data_folder, fetch, verify
 from mixmatch.errors import MixMatchError
-from mixmatch.storage import temporary
+from mixmatch.storage import temporary, try_lock
 
 CONTENT = bytes(range(256)) * 5000
 
@@ -516,6 +517,21 @@ def test_what_a_killed_decode_left_goes_when_the_next_begins(folder: Path) -> No
     cached_array(folder, "set", [source], (1, 2, 2, 3), [rows(0, 1)])
     assert len(list((folder / ".mixmatch-cache").glob(".*.part"))) == 1
     assert living.communicate("")[0] == "12\n", "what is being written stays"
+
+
+def test_who_has_let_go_of_a_file_may_be_about_to_rename_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = folder / f".set-{'0' * 16}.npy.{'0' * 32}.part"
+    folder.mkdir()
+    part.touch()
+    os.utime(part, (time.time() - 3600,) * 2)
+
+    def ended(handle: int) -> bool:
+        part.write_bytes(b"the end")
+        return try_lock(handle)
+
+    monkeypatch.setattr(cache, "try_lock", ended)
+    cache.remove_abandoned(folder / f"set-{'1' * 16}.npy")
+    assert part.exists()
 
 
 def test_what_a_killed_process_left_goes_after_a_day(tmp_path: Path) -> None:

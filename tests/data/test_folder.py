@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from mixmatch.data.cache import remove_abandoned
 from mixmatch.data.opened import to_data
 from mixmatch.data.source import UNKNOWN
 from mixmatch.data.user import images as images_module
@@ -686,6 +687,19 @@ def test_what_a_killed_decode_left_goes_when_the_next_begins(pets: Path) -> None
     blank(pets / "unlabeled/new.png", 200)
     read_folder(pets)
     assert not left.exists()
+
+
+def test_what_another_process_has_just_written_stays(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a busy disk takes between the end of a decode and its name."""
+
+    def busy(handle: int) -> None:
+        (part,) = (pets / ".mixmatch-cache").glob("*.npy.*.part")
+        os.utime(part, (time.time() - 3600,) * 2)
+        remove_abandoned(part.with_name(part.name[1 : -len(f".{'0' * 32}.part")]))
+
+    monkeypatch.setattr(os, "fsync", busy)
+    assert len(read_folder(pets)) == 9
+    assert len(cached(pets)) == 1
 
 
 def test_sizes_do_not_evict_each_other(pets: Path, tmp_path: Path, decodings: list[str]) -> None:

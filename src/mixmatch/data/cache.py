@@ -119,11 +119,15 @@ def remove_abandoned(path: Path) -> None:
     pattern = f".{path.stem.rpartition('-')[0]}-{'[0-9a-f]' * 16}.npy.{'[0-9a-f]' * 32}.part"
     for part in path.parent.glob(pattern):
         with suppress(OSError):
-            if time.time() - part.lstat().st_mtime > QUIET:
+            if _quiet(part):
                 with os.fdopen(open_own(part), "rb") as file:
-                    abandoned = try_lock(file.fileno())
+                    abandoned = try_lock(file.fileno()) and _quiet(part)  # not one that has just got its last bytes
                 if abandoned:
                     part.unlink()
+
+
+def _quiet(path: Path) -> bool:
+    return time.time() - path.lstat().st_mtime > QUIET
 
 
 def _write_header(file: BinaryIO, shape: tuple[int, ...]) -> int:

@@ -27,7 +27,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError, features
 from mixmatch.data.cache import earlier, mapped, new_file, remove_abandoned, write_rows
 from mixmatch.data.user.reading import IMAGE_SIZES
 from mixmatch.errors import MixMatchError
-from mixmatch.storage import digest, open_plain, read_json, replace_durably
+from mixmatch.storage import digest, open_plain, read_json
 from mixmatch.text import count
 
 HEIC = {"HEIF": (".heic", ".heif")}
@@ -283,7 +283,8 @@ def decode_all(
             example = f"{identities[0][0]}: {headers[0].reason}"
             raise MixMatchError(f"none of the images in {root} can be read, for example {example}")
         content = {"format": CACHE_FORMAT, "files": identities, "headers": [asdict(header) for header in headers]}
-        replace_durably(path.with_suffix(".json"), json.dumps(content).encode())
+        with new_file(path.with_suffix(".json"), what, "choose another place for them") as about:
+            about.write_text(json.dumps(content))  # not durably: after a long wait the images would seem abandoned
     for file in stale:
         file.unlink(missing_ok=True)
         file.with_suffix(".json").unlink(missing_ok=True)
