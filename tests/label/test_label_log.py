@@ -499,6 +499,7 @@ def test_a_log_that_somebody_shortens_is_not_written_to(tmp_path: Path) -> None:
     for _ in range(2):  # a page asks again and again
         with pytest.raises(DiskFull, match="was shortened by another program"):
             book.label("ann", [change("1", FILES[:1], "cat")])
+        assert book.disk is not None, "every page says so, not only the one that asked"
     assert book.log.path.stat().st_size == 5
 
 

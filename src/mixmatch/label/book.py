@@ -13,8 +13,8 @@ import threading
 import time
 import unicodedata
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -351,7 +351,8 @@ class Book:
     def _add(self, events: list[Event], event: Event) -> Event:
         """Apply an event that the next ones build upon, to be written with them."""
         if not events:
-            self.log.check()
+            with self._noting():
+                self.log.check()
         events.append(event)
         self._apply(event)
         return event
@@ -365,10 +366,10 @@ class Book:
         if not events:
             return
         try:
-            self.log.copy_daily(events[-1]["t"])
-            self.log.append(events)
-        except DiskFull as error:
-            self.disk = str(error)
+            with self._noting():
+                self.log.copy_daily(events[-1]["t"])
+                self.log.append(events)
+        except DiskFull:
             if applied:
                 self._reread()
             raise
@@ -376,6 +377,15 @@ class Book:
         if not applied:
             for event in events:
                 self._apply(event)
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Note for all pages why nothing can be written."""
+        try:
+            yield
+        except DiskFull as error:
+            self.disk = str(error)
+            raise
 
     def _reread(self) -> None:
         touched = list(self.state.marks)
