@@ -519,6 +519,21 @@ def test_what_a_killed_decode_left_goes_when_the_next_begins(folder: Path) -> No
     assert living.communicate("")[0] == "12\n", "what is being written stays"
 
 
+def test_what_was_killed_a_moment_before_goes_in_the_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir()
+    (folder / "a.bin").touch()
+    part = cache_folder(folder) / f".set-{'0' * 16}.npy.{'0' * 32}.part"
+    part.touch()
+    monkeypatch.setattr(cache, "QUIET", 0.1)
+
+    def slow() -> Iterator[np.ndarray]:
+        time.sleep(0.2)
+        yield np.zeros((1, 2, 2, 3), np.uint8)
+
+    cached_array(folder, "set", [folder / "a.bin"], (1, 2, 2, 3), slow())
+    assert not part.exists()
+
+
 def test_who_has_let_go_of_a_file_may_be_about_to_rename_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part = folder / f".set-{'0' * 16}.npy.{'0' * 32}.part"
     folder.mkdir()

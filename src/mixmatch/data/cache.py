@@ -64,6 +64,7 @@ def cached_array(
     size = f"{int(np.prod(shape)) / 1e6:,.0f} MB of decoded images"
     with new_file(path, size, "choose another data folder") as part:
         write_rows(part, shape, pieces)
+    remove_abandoned(path)  # again: what a process wrote that was killed just before is quiet by now
     for stale in earlier(path):
         stale.unlink(missing_ok=True)
     if (array := mapped(path, shape)) is None:

@@ -285,6 +285,7 @@ def decode_all(
         content = {"format": CACHE_FORMAT, "files": identities, "headers": [asdict(header) for header in headers]}
         with new_file(path.with_suffix(".json"), what, "choose another place for them") as about:
             about.write_text(json.dumps(content))  # not durably: after a long wait the images would seem abandoned
+    remove_abandoned(path)
     for file in stale:
         file.unlink(missing_ok=True)
         file.with_suffix(".json").unlink(missing_ok=True)
