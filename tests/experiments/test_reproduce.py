@@ -12,8 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy.io import savemat
 
 from mixmatch import api
 from mixmatch.data import SOURCES
@@ -237,6 +239,20 @@ def test_runs_whose_data_is_missing_are_not_begun(tmp_path: Path, monkeypatch: p
     assert len(run_all(runs[:1], *folders, said, Quiet, device="cpu", data_dir=tmp_path / "data")) == 1
     assert said[-1].startswith("[1/1] cifar10, 20 labels, seed 1: failed: ")
     assert "was made with other settings" in said[-1]  # so it was looked into, not for its data
+
+
+def test_pate_takes_the_test_images_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIXMATCH_OFFLINE", "1")
+    runs, said = plan(TABLES["pate"], methods=["mixmatch"], seeds=[1], split="answers", steps=2), Said()
+    folders = (tmp_path / "runs", tmp_path / "results")
+    ((_, reason),) = run_all(runs, *folders, said, Quiet, device="cpu", data_dir=tmp_path)
+    assert said == [f"svhn-test: {reason}"]
+    assert reason.startswith("test_32x32.mat is missing and downloads are off")
+    images = {"X": np.zeros((32, 32, 3, 12), np.uint8), "y": np.ones((12, 1), np.uint8)}
+    savemat(tmp_path / "test_32x32.mat", images)
+    ((_, reason),) = run_all(runs, *folders, said, Quiet, device="cpu", data_dir=tmp_path)
+    assert said[1] == "[1/1] MixMatch, epsilon 0.97, 138 labels, seed 1"
+    assert "there are 12 public images" in reason  # too few, but they were looked at
 
 
 def test_a_failure_of_any_kind_does_not_stop_the_rest(tmp_path: Path) -> None:

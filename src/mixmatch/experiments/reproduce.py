@@ -12,6 +12,7 @@ import torch
 
 from mixmatch.data import SOURCES, SourceInfo
 from mixmatch.data.opened import Basis, Data
+from mixmatch.data.pate import load_test
 from mixmatch.data.published.files import choose as choose_layout
 from mixmatch.data.published.files import complete, data_folder, fetch
 from mixmatch.data.source import Rows, Source
@@ -184,13 +185,14 @@ def run_all(
 def _missing(runs: Sequence[Planned], data_dir: Path | None, strict: bool) -> dict[str, str]:
     """Why the data of some of these runs cannot be had, by its name. What can be downloaded is."""
     reasons, folder = {}, data_folder(data_dir)
-    for settings in {run.settings.data: run.settings for run in runs}.values():
-        layout = choose_layout(_published(settings).layouts, folder)
+    for data in dict.fromkeys(run.settings.data for run in runs):
         try:
-            if not complete(layout, folder):
+            if data not in SOURCES:  # the images of a student, which are fewer files
+                load_test(data.removesuffix("-test"), data_dir, strict=strict)
+            elif not complete(layout := choose_layout(SOURCES[data].layouts, folder), folder):
                 fetch(layout, folder, strict=strict)
         except MixMatchError as error:
-            reasons[settings.data] = str(error)
+            reasons[data] = str(error)
         except OSError:  # the run says more
             pass
     return reasons
