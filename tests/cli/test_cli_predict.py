@@ -68,6 +68,15 @@ def test_what_nobody_reads_ends_as_in_other_programs(
     process.stderr.close()
 
 
+def test_a_training_that_nobody_follows_ends_as_well(start: Call, tmp_path: Path) -> None:
+    """`mixmatch train digits 2>&1 | head`."""
+    process = start("train", "digits", "--method", "supervised", "--steps", 2000, "--out", tmp_path / "run")
+    assert process.stderr.readline().startswith("digits supervised: 2,000 steps")
+    process.stderr.close()
+    assert (process.stdout.read(), process.wait()) == ("", 141)
+    process.stdout.close()
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk_under_the_output_is_one_line(unbuffered: str, run: Call) -> None:

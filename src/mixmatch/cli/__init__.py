@@ -235,9 +235,7 @@ def main(failed: BaseException | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except (NobodyReads, BrokenPipeError):
-        _give_up(sys.stdout)
-        _give_up(sys.stderr)
-        sys.exit(141)
+        _nobody_reads()
     except Exception as error:
         if (message := _mistake(error)) is None:
             raise
@@ -250,6 +248,12 @@ def main(failed: BaseException | None = None) -> None:
     if code == 130:  # also what typer makes of Ctrl-C
         print("stopped", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _nobody_reads() -> NoReturn:
+    _give_up(sys.stdout)
+    _give_up(sys.stderr)
+    sys.exit(141)
 
 
 def _give_up(stream: TextIO | None) -> None:
@@ -328,5 +332,8 @@ def with_options(message: str, arguments: Iterable[str] = ()) -> str:
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"{'' if leads() else 'another process: '}error: {printable(message)}", file=sys.stderr)
+    try:
+        print(f"{'' if leads() else 'another process: '}error: {printable(message)}", file=sys.stderr)
+    except BrokenPipeError:
+        _nobody_reads()
     sys.exit(2)
