@@ -572,6 +572,21 @@ def test_exam_training_and_guesses(tmp_path: Path, serve: Open, visit: Open) -> 
     assert server.labels() == expected | dict.fromkeys(names, guessed)
 
 
+def test_a_test_set_is_not_learned_from_and_measures_the_error(tmp_path: Path, serve: Open, visit: Open) -> None:
+    for folder, classes in (("a", (0,)), ("b", (1,))):
+        digits(tmp_path / "photos" / folder, 8, classes)
+        digits(tmp_path / "photos" / "test" / folder, 5, classes)
+    digits(tmp_path / "photos" / "unlabeled", 4)
+    watched = visit(serve(tmp_path / "photos").address)
+    page = watched.page
+    page.locator("#say-train", has_text="16 labels to learn from").wait_for()
+    page.get_by_role("button", name="OK").click()
+    page.locator("#tab-train").click()
+    page.locator("#verdict", has_text="on the test set, 10 pictures").wait_for()
+    page.locator("#now", has_text="16 labels to learn from").wait_for()
+    watched.check()
+
+
 def test_each_tab_has_its_own_panel(tmp_path: Path, serve: Open, visit: Open) -> None:
     """What stands above the pictures acts on them: it goes with them."""
     server = serve(digits(tmp_path / "photos", 12))

@@ -292,6 +292,7 @@ def test_a_csv_of_the_folder_is_taken_over_instead_of_folders(photos: Path) -> N
     assert [(c["name"], c["labeled"]) for c in state["classes"]] == [("bird", 2)]
     assert state["notes"][0]["text"] == "2 labels imported from labels.csv; 1 file that it names not found"
     assert state["exam"]["test_folder"] == 1
+    assert state["counts"]["learned"] == 1  # nothing learns from the test set
 
 
 def test_names_that_differ_in_their_letters_case_alone_are_one_class(client: TestClient) -> None:

@@ -268,6 +268,7 @@ class View:
         number = next((i for i, p in enumerate(self.book.state.people) if p.name == who), -2)
         return {
             "labeled": int((label >= 0).sum()),
+            "learned": int(((label >= 0) & (self._flags & (EXAM | TEST) == 0)).sum()),
             "unlabeled": int(((label == UNLABELED) & there).sum()),
             **{name[1:]: int((label == value).sum()) for name, value in MARKS.items()},
             "conflicts": int(((self._flags & CONFLICT) != 0).sum()),

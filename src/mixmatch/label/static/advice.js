@@ -14,7 +14,7 @@ export function examSize({ unlabeled }) {
 export function advise({ state, counts, classes, filter, rule }) {
   const { exam, total, train, guesses } = state;
   const left = exam.size - counts.exam - (exam.skipped ?? 0);
-  const learned = counts.labeled - counts.exam;
+  const { learned } = counts;
   if (!total) return null;
   if (classes < 2) return { id: "classes", text: FIRST[classes] };
   const size = examSize(counts);

@@ -155,7 +155,7 @@ function bars(waiting) {
     bar(
       "warn",
       note.text,
-      button("Good", () => {
+      button("OK", () => {
         localStorage.setItem(`mixmatch-notes:${store.listing}`, JSON.stringify([...put, note.key]));
         drawn = "";
         saved();

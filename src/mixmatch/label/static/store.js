@@ -198,6 +198,7 @@ export class Store {
       if (value < 0) counts[name[value]] += by;
       else {
         counts.labeled += by;
+        if (!(this.flags[n] & (EXAM | TEST))) counts.learned += by;
         classes.set(value, (classes.get(value) ?? 0) + by);
         if (this.flags[n] & EXAM) exam += by;
       }

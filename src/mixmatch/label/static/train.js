@@ -134,7 +134,7 @@ export class TrainView {
     const { other } = this;
     if (other.verdict(train.exam, exam, counts.unlabeled)) this.paintVerdict(train.exam);
     if (other.live(state, run, step, steps, seconds_left, error, this.hint())) this.paintLive(busy);
-    if (other.graph(run, curve)) this.paintGraph(run, curve);
+    if (other.graph(run, curve, exam)) this.paintGraph(run, curve, exam);
     if (other.past(history, busy)) this.paintPast(history);
   }
 
@@ -186,13 +186,14 @@ export class TrainView {
     this.live.replaceChildren(...parts);
   }
 
-  paintGraph(run, curve) {
+  paintGraph(run, curve, exam) {
     this.graph.hidden = !curve.length;
     if (!curve.length) return;
     const points = curve.map((each) => ({ ...each, x: each.step }));
     const last = points.at(-1);
+    const on = [exam.size && "the exam", exam.test_folder && "the test set"].filter(Boolean).join(" and ");
     this.graph.replaceChildren(
-      h("h3", {}, `Error on the exam while ${run} trains, with its 95 % interval`),
+      h("h3", {}, `Error on ${on} while ${run} trains, with its 95 % interval`),
       chart(points, { label: `Error over steps, ${last.error.toFixed(1)} % at step ${last.step}`, name: number }),
     );
   }
@@ -205,11 +206,10 @@ export class TrainView {
 
   hint() {
     const { train, store } = this;
-    const counts = store.counts();
-    const learned = counts.labeled - counts.exam;
+    const { learned, exam } = store.counts();
     if (!train.history.length)
       return learned
-        ? `${count(learned, "label")} to learn from${counts.exam ? ", beside the exam" : ""}; at least two classes with two labels each are needed, and ten per class are a good start.`
+        ? `${count(learned, "label")} to learn from${exam ? ", beside the exam" : ""}; at least two classes with two labels each are needed, and ten per class are a good start.`
         : "Label some pictures first: at least two classes with two labels each are needed.";
     return train.changed
       ? `${count(train.changed, "label")} given since the last run.`
@@ -223,7 +223,7 @@ export class TrainView {
     if (exam) {
       const text = `${exam.run} is wrong on ${exam.wrong} of the ${count(exam.n, "exam picture")}. The interval says where the error on the whole folder is likely to be: the exam was drawn at random and labeled without seeing a guess.`;
       const wide = exam.high - exam.low > 8 ? act("Draw 50 more exam pictures", () => this.tab.exam(50), button) : "";
-      const { unlabeled, labeled } = state.counts;
+      const { unlabeled, learned } = state.counts;
       const late = `They are drawn from the ${count(unlabeled, "picture")} without a label. If the easy ones have theirs already, these are harder than the whole folder.`;
       return this.verdict.replaceChildren(
         title,
@@ -245,19 +245,18 @@ export class TrainView {
         ),
         h("p", {}, text),
         wide,
-        wide && labeled - state.exam.labeled > unlabeled / 10 ? h("p", { class: "soft small" }, late) : "",
+        wide && learned > unlabeled / 10 ? h("p", { class: "soft small" }, late) : "",
       );
     }
-    const { size, left } = state.exam;
+    const { size, left, test_folder } = state.exam;
     const possible = examSize(state.counts);
+    const tested = `The report of a run has its error on the test set, ${count(test_folder, "picture")}. An exam, pictures drawn at random and labeled without help, measures the error on the rest of the folder.`;
+    const unknown =
+      "Nobody can say yet. An exam, pictures drawn at random and labeled without help, measures the error. Labels that were picked by hand or by a model cannot: they are no sample of the folder.";
     if (!size)
       return this.verdict.replaceChildren(
         title,
-        h(
-          "p",
-          {},
-          "Nobody can say yet. An exam, pictures drawn at random and labeled without help, measures the error. Labels that were picked by hand or by a model cannot: they are no sample of the folder.",
-        ),
+        h("p", {}, test_folder ? tested : unknown),
         possible
           ? act("Make an exam", () => this.tab.exam(possible))
           : h("p", { class: "soft" }, "Too few pictures without a label are left for an exam."),
