@@ -125,12 +125,20 @@ def test_pictures_of_a_phone(tmp_path: Path) -> None:
     blank(tmp_path / "b/2.png", 0)
 
     without = "import sys; sys.modules['pillow_heif'] = None; from mixmatch.__main__ import main; main()"
-    done = subprocess.run([sys.executable, "-c", without, "data", "check", tmp_path], capture_output=True, text=True)
+    check = [sys.executable, "-c", without, "data", "check", tmp_path]
+    done = subprocess.run(check, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
     assert "2 images of a format that is not read: left out (.heic 1, .heif 1)" in said
     assert "pip install 'mixmatch[heic]' to read HEIC, or convert them to JPEG or PNG" in said
     assert "a/renamed.jpg: a HEIC image, which takes pip install 'mixmatch[heic]'" in said
+    for file in ("a/renamed.jpg", "a/2.png", "b/2.png"):
+        (tmp_path / file).unlink()
+    done = subprocess.run(check, capture_output=True, text=True)
+    assert done.stderr == (  # not that images are to be put there: they are there
+        f"error: no image in {tmp_path} can be read; 2 images of a format that is not read: left out (.heic 1, "
+        ".heif 1): pip install 'mixmatch[heic]' to read HEIC, or convert them to JPEG or PNG\n"
+    )
 
 
 def test_a_decoder_of_heic_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

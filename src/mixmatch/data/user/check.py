@@ -129,7 +129,8 @@ COPIES = {
     "both": Finding(
         "labeled-and-unlabeled",
         "labeled and unlabeled as well",
-        advice="remove the unlabeled copies: else what is held out for a test is seen in training",
+        advice="remove the unlabeled copies: without a test part, labeled ones are held out to evaluate on, and their "
+        "copies are trained on",
     ),
     "leak": Finding(
         "test-in-training",

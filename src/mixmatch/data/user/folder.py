@@ -99,6 +99,8 @@ def list_folder(path: str | os.PathLike[str], labels_file: str | os.PathLike[str
     if not entries:
         if loose := len(tree.entries):
             raise MixMatchError(f"{root} has {count(loose, 'image')}, but none in a folder of its class: {how}{label}")
+        if any(found.kind == "format" for found in findings):
+            raise _explained(f"no image in {root} can be read", findings)
         raise _explained(f"there are no images in {root} (looked for {', '.join(SUFFIXES)}): {how}", findings)
     if not any(entry.label is not None and entry.part == "train" for entry in entries):
         others = count(len(entries), "other")
