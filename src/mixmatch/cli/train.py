@@ -137,8 +137,8 @@ def train(
       mixmatch train cifar10 --out runs/cifar --resume
       mixmatch train cifar10 --config runs/cifar/config.json --seed 2 --out runs/cifar-2
       mixmatch train svhn --method supervised --labels all --precision bf16
-      mixmatch train photos/ --out runs/photos  # photos/CLASS/* labeled, photos/unlabeled/*
-      mixmatch train patients.csv --label-column diagnosis  # empty where it is not known
+      mixmatch train photos/ --out runs/photos  # photos/CLASS/, photos/unlabeled/
+      mixmatch train patients.csv --label-column diagnosis  # empty if not known
       mixmatch train embeddings.npz  # x: numbers, y: classes, -1 where not known
       torchrun --nproc-per-node 4 -m mixmatch train photos/ --batch-size 256 --groups 4
     """
