@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,19 @@ def test_quiet_text_and_all_labels(call: Callable[..., Any], tmp_path: Path) -> 
     assert config["settings"]["labels"] == "all"
     assert config["settings"]["method_settings"].keys() == methods.declared("supervised").keys()
     assert (config["split"]["labeled"], config["split"]["unlabeled"], config["split"]["valid"]) == (1200, 0, 97)
+
+
+def test_warnings_break_between_words_on_a_terminal_alone() -> None:
+    text = "3 images cannot be read: left out (dog/half.HEIC: [not] an image in a known format): replace or remove them"
+    command = [sys.executable, "-c", f"from mixmatch.cli.options import warn; warn({text!r})"]
+    terminal = Terminal(80)
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    subprocess.run(command, stderr=terminal.end, env=environment | {"TERM": "xterm"}, check=True)
+    lines = terminal.read().splitlines()
+    assert [len(line) <= 80 for line in lines] == [True, True]
+    assert " ".join(line.strip() for line in lines) == f"warning: {text}"
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == f"warning: {text}\n"
 
 
 def test_bar_on_a_terminal(start: Callable[..., Any], tmp_path: Path) -> None:

@@ -158,4 +158,6 @@ def say(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    say(f"warning: {text}")
+    """A warning on standard error: a terminal breaks it between words, elsewhere it is one line."""
+    screen = Screen(stderr=True, highlight=False, emoji=False)
+    screen.print(f"warning: {text}", markup=False, soft_wrap=not screen.is_terminal)
