@@ -26,6 +26,7 @@ from mixmatch.data.split import Split
 from mixmatch.errors import MixMatchError, nearest, unknown
 from mixmatch.execution import here
 from mixmatch.methods.base import Method
+from mixmatch.networks import timm_backbone
 from mixmatch.report import Report, conclude
 from mixmatch.settings import of_run
 from mixmatch.training import opening, session
@@ -201,6 +202,9 @@ def _open(work: Work, bar: Bar, warn: Callable[[str], None]) -> Data:
     if began:
         before = session.resumed(work.job, run, work.method)  # what cannot be resumed is refused before it is read
         settings = opening.located(before, run.config().get("folder"), settings.data)
+    for name in (settings.network, settings.features):
+        if name.startswith(timm_backbone.PREFIX):
+            timm_backbone.find(name)  # what cannot be had is refused before the images are read
     with bar("reading images") as progress:
         read = data_.read_user_data(Path(settings.data), Reading.of(settings.data_options), progress=progress)
     if not began:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 import mixmatch
@@ -39,6 +40,17 @@ def test_a_timm_that_cannot_be_imported_is_one_line(tmp_path: Path, monkeypatch:
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     with pytest.raises(MixMatchError, match=r"cannot be imported \(operator torchvision::nms does not exist\)"):
         networks.build(NAME, 3, (3, 32, 32))
+
+
+@pytest.mark.parametrize("setting", ["network", "features"])
+def test_a_model_that_cannot_be_had_is_refused_before_images_are_read(setting: str, tmp_path: Path) -> None:
+    """Reading a folder of photos takes minutes."""
+    for name in ("a/1.png", "b/1.png"):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True)
+        Image.new("RGB", (32, 32)).save(tmp_path / "photos" / name)
+    with pytest.raises(MixMatchError, match="timm"):
+        mixmatch.train(tmp_path / "photos", out=tmp_path / "run", device="cpu", **{setting: "timm:no-such-model"})
+    assert not (tmp_path / "photos" / ".mixmatch-cache").exists()
 
 
 @pytest.mark.parametrize("name", ["resnet18", "ResNet50", "efficientnet-b0", "vit_tiny_patch16_224", "swin_tiny"])

@@ -1,6 +1,6 @@
 """Models of the timm library as networks: `timm:NAME`, with weights from a local file if one is given.
 
-timm is optional (`pip install 'mixmatch[timm]'`) and imported only here, when a model of it is built.
+timm is optional (`pip install 'mixmatch[timm]'`) and imported only here, when a model of it is looked up.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def build_timm(
             classes, the last layer starts fresh. If images do not have 3 channels, timm sums or repeats the kernels of
             the first layer.
     """
-    timm, model = _find(name)
+    timm, model = find(name)
     made_for = timm.get_pretrained_cfg(model)
     channels, height, width = input_shape or made_for.input_size
     options: dict[str, Any] = {"num_classes": num_classes, "in_chans": channels, "pretrained": weights is not None}
@@ -124,7 +124,7 @@ def build_frozen_timm(
         weights: a .safetensors or .pth file of its weights under timm's names; None is timm's own, which it downloads.
         pretrained: False leaves the weights as they fall, for a caller who fills them in.
     """
-    timm, model = _find(name)
+    timm, model = find(name)
     made_for = timm.get_pretrained_cfg(model)
     own = made_for.input_size[-1]
     size = own if made_for.fixed_input_size else min(own, max(SMALLEST, *input_shape[1:]))
@@ -147,7 +147,7 @@ def build_frozen_timm(
     return Frozen(Backbone(made, mean, std), size, feature_size)
 
 
-def _find(name: str) -> tuple[Any, str]:
+def find(name: str) -> tuple[Any, str]:
     """timm, and the name of one of its models without the prefix."""
     try:
         timm: Any = importlib.import_module("timm")
