@@ -121,14 +121,14 @@ def test_classes_that_are_not_evaluated_are_named() -> None:
         (
             replace(GOOD, wrong=300),
             {},
-            "Train on features of a pretrained network (the option features timm:NAME), or train",
+            "Train on features of a pretrained network (the option features timm:tf_efficientnet_lite0.in1k), or train",
         ),
         (replace(GOOD, wrong=300), {"features": "timm:resnet18"}, "Train longer than 1,000 steps."),
         (replace(GOOD, wrong=300), {"features": None}, "Train longer than 1,000 steps."),
         (
             replace(GOOD, wrong=300),
             {"features": "basic"},
-            "Train on features of a pretrained network (the option features timm:NAME).",
+            "Train on features of a pretrained network (the option features timm:tf_efficientnet_lite0.in1k).",
         ),
         (GOOD, {"suspects": ["a.png", "b.png"]}, "Look at the 2 labels that may be wrong, beginning with a.png."),
         (GOOD, {"no_class": 7}, "Look at the 7 unlabeled images in no-class.csv, which may show none of your classes."),

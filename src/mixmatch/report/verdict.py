@@ -12,6 +12,7 @@ import numpy as np
 from mixmatch.data.opened import MIN_LABELS, Basis
 from mixmatch.measure import ClassScore, Ints, share_interval
 from mixmatch.text import count, listed
+from mixmatch.training.choose import SUGGESTED
 from mixmatch.training.gain import Gain
 
 ROUGH = 100
@@ -251,7 +252,7 @@ def _steps(verdict: Verdict, found: Findings) -> Iterator[str]:
 def _better_training(found: Findings) -> str:
     if found.features in ("none", "basic"):
         longer = f", or train longer than {found.steps:,} steps" if found.features == "none" else ""
-        return f"Train on features of a pretrained network (the option features timm:NAME){longer}."
+        return f"Train on features of a pretrained network (the option features {SUGGESTED}){longer}."
     return f"Train longer than {found.steps:,} steps."
 
 
