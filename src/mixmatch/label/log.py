@@ -128,8 +128,8 @@ class Log:
             raise DiskFull(_why(self.folder, error)) from None
         if not held:
             raise DiskFull(
-                f"labels are not saved here any more: {self.folder} was removed, and another server labels this folder "
-                "now; use its page"
+                f"labels are not saved here any more: {self.folder} or its lock was removed, and another server labels "
+                "this folder now; use its page"
             )
         if not os.path.samestat(own, named):
             raise DiskFull(f"{self.path} was replaced by another program: start again to label on with that")
