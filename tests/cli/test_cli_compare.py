@@ -144,3 +144,13 @@ def test_own_data_in_a_folder_with_a_name_like_markup(call: Call, tmp_path: Path
     result = call("compare", own(tmp_path / "own.npz", 10), "--steps", 4, "--batch-size", 8, "--out", out)
     assert result.code == 0, result.err
     assert result.out.splitlines()[-1] == f"error over minutes and steps: {out / 'error.png'}"
+
+
+def test_what_images_are_learned_from_is_said_once(call: Call, tmp_path: Path) -> None:
+    c = np.arange(60) % 2
+    x = np.random.default_rng(0).integers(0, 99, (60, 8, 8)) + 99 * c[:, None, None]
+    np.savez(tmp_path / "images.npz", x=x.astype(np.uint8), y=np.where(np.arange(60) < 40, c, -1))
+    result = call("compare", tmp_path / "images.npz", "--steps", 4, "--batch-size", 8, "--out", tmp_path / "out")
+    assert result.code == 0, result.err
+    assert len(list((tmp_path / "out").glob("*/result.json"))) == 2
+    assert result.err.count("learning from basic features") == 1

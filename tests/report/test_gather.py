@@ -99,7 +99,7 @@ def test_without_junk_it_says_that_it_cannot_tell(tmp_path: Path) -> None:
     report, page, _ = write_report(out, device="cpu")
     assert report.unlabeled.no_class is not None
     assert report.unlabeled.no_class.listed == []
-    assert "It cannot be told: " in page.read_text(encoding="utf-8")
+    assert "None stands out: " in page.read_text(encoding="utf-8")
     assert not (out / "no-class.csv").exists()
 
 

@@ -70,7 +70,7 @@ def compare(
         shared: dict[str, Any] = {"resume": True, "device": device, "data_dir": data_dir}
         shown = reporter or (on_stderr(f" seed {seed}") if len(seeds) > 1 else None)
         each = plan(data, given, reading, out=folder, reporter=shown, **shared)
-        work.append(replace(each, note=spelled(each.note)))
+        work.append(replace(each, note="" if work else spelled(each.note)))  # once is enough
     unfinished = [each for each in work if not _finished(each, settings.get("steps"))]
     _refuse_mixed(work)
     if unfinished and is_path(data):

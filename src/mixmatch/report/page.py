@@ -293,8 +293,8 @@ def _suggestions(report: Report, unlabeled: Unlabeled) -> str:
 def _no_class(report: Report, found: NoClass) -> str:
     shown, of = found.listed[:SHOWN], f"{found.sample:,} unlabeled {report.noun}s"
     note = (
-        f"It cannot be told: {of} are about as near to the labeled ones as {report.noun}s of your classes are. There "
-        "may still be some of no class."
+        f"None stands out: {of} are about as near to the labeled ones as {report.noun}s of your classes are. Some may "
+        "still show none of your classes."
     )
     if shown:
         note = (
