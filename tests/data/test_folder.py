@@ -358,11 +358,13 @@ def test_other_files(pets: Path) -> None:
     blank(pets / "stray.png", 1)
     blank(pets / "test/stray.png", 1)
     (pets / "mouse").mkdir()
+    (pets / "horse").mkdir()  # not empty, though none of its images is read
+    (pets / "horse/camera.NEF").touch()
     user = read_folder(pets)
     found = kinds(user)
     assert len(user) == 9
     assert found.pop("not-images").files == ("cat/notes.txt",)
-    assert found.pop("format").files == ("cat/camera.NEF",)
+    assert found.pop("format").files == ("cat/camera.NEF", "horse/camera.NEF")
     assert found.pop("stray").files == ("stray.png", "test/stray.png")
     assert found.pop("empty-folder").files == ("mouse",)
     assert not found

@@ -177,13 +177,26 @@ def test_pictures_that_cannot_be_read_are_not_left_out_without_a_word(photos: Pa
     (photos / "camera.NEF").touch()
     desk = opened(photos)
     client = client_of(desk)
-    notes = {note["key"]: note["text"] for note in client.get("/api/state").json()["notes"]}
-    assert notes["format"] == "1 image of a format that is not read: left out (.nef 1): convert them to JPEG or PNG"
-    (photos / "camera.NEF").unlink()
-    desk._scanned.clear()
-    post(client, "rescan")
-    desk.wait()
-    assert "format" not in [note["key"] for note in client.get("/api/state").json()["notes"]]
+
+    def notes() -> dict[str, str]:
+        desk.wait()
+        return {note["text"]: note["key"] for note in client.get("/api/state").json()["notes"]}
+
+    def rescan() -> None:
+        desk._scanned.clear()
+        post(client, "rescan")
+
+    one = "1 image of a format that is not read: left out (.nef 1): convert them to JPEG or PNG"
+    assert one in notes()
+    before = notes()[one]
+    (photos / "camera2.NEF").touch()
+    rescan()
+    (two,) = (text for text in notes() if ".nef 2" in text)
+    assert notes()[two] != before, "the page does not show again what was put away"
+    for file in photos.glob("*.NEF"):
+        file.unlink()
+    rescan()
+    assert not notes().keys() & {one, two}
     desk.close()
 
 

@@ -64,7 +64,7 @@ def compare(
         if folder.is_symlink():
             raise MixMatchError(f"{folder} is a link, which is not followed here: put the folder itself in its place")
     reading = _same_reading([RunFolder(folder) for folder in folders.values()], reading)
-    work = []
+    work = list[Work]()
     for (label, seed), folder in folders.items():
         given = {**settings, "method": labels[label], "seed": seed}
         shared: dict[str, Any] = {"resume": True, "device": device, "data_dir": data_dir}

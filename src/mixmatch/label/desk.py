@@ -214,10 +214,11 @@ class Desk:
 
         tree = scan(self.root, found)
         take()
-        unread = {note.kind: f"{note.message}: {note.advice}" for note in left_out(tree) if note.kind == "format"}
+        unread = [f"{note.message}: {note.advice}" for note in left_out(tree) if note.kind == "format"]
         with self.book.lock:
-            self.view.notes.pop("format", None)
-            self.view.notes |= unread
+            for key in [key for key in self.view.notes if key.startswith("format-")]:
+                del self.view.notes[key]
+            self.view.notes |= {f"format-{digest(note)}": note for note in unread}  # one put away hides no other
             went = listing.only(seen)
             if went or changed:
                 self._find_moved()

@@ -23,7 +23,7 @@ from mixmatch.data.user.csv_file import read_csv
 from mixmatch.data.user.images import SUFFIXES, Callback, DecodedFolder, Header, Unreadable, decode_all
 from mixmatch.data.user.reading import Reading
 from mixmatch.data.user.rows import Finding, UserData, match_labels, number_labels
-from mixmatch.data.user.tree import Entry, Tree, left_out, scan
+from mixmatch.data.user.tree import OTHER_FORMATS, Entry, Tree, left_out, scan
 from mixmatch.errors import MixMatchError
 from mixmatch.text import count, listed
 
@@ -211,7 +211,8 @@ def label_by_folder(tree: Tree) -> tuple[list[Entry], list[Finding]]:
     roles = _roles(tree)
     labeled, stray, findings = _label_by_part(tree, roles) if roles else _label_side_by_side(tree)
     depth = 2 if roles else 1  # of the folders of classes
-    used = {"/".join(entry.file.split("/")[:depth]) for entry in tree.entries}
+    unread = (file for file in tree.others if file.lower().endswith(OTHER_FORMATS))
+    used = {"/".join(file.split("/")[:depth]) for file in (*(entry.file for entry in tree.entries), *unread)}
     empty = [folder for folder in tree.folders if folder and folder.count("/") == depth - 1 and folder not in used]
     if empty:
         message = f"{count(len(empty), 'folder')} without an image: no class ({listed(empty)})"
