@@ -146,11 +146,16 @@ def test_own_data_in_a_folder_with_a_name_like_markup(call: Call, tmp_path: Path
     assert result.out.splitlines()[-1] == f"error over minutes and steps: {out / 'error.png'}"
 
 
-def test_what_images_are_learned_from_is_said_once(call: Call, tmp_path: Path) -> None:
+def test_what_images_are_learned_from_and_what_is_left_out_is_said_once(call: Call, tmp_path: Path) -> None:
     c = np.arange(60) % 2
     x = np.random.default_rng(0).integers(0, 99, (60, 8, 8)) + 99 * c[:, None, None]
-    np.savez(tmp_path / "images.npz", x=x.astype(np.uint8), y=np.where(np.arange(60) < 40, c, -1))
-    result = call("compare", tmp_path / "images.npz", "--steps", 4, "--batch-size", 8, "--out", tmp_path / "out")
+    for number, (image, label) in enumerate(zip(x, c, strict=True)):
+        file = tmp_path / "photos" / (f"{label}" if number < 40 else "unlabeled") / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.astype(np.uint8)).resize((32, 32)).save(file)
+    (tmp_path / "photos/0/broken.png").write_text("no image")
+    result = call("compare", tmp_path / "photos", "--steps", 4, "--batch-size", 8, "--out", tmp_path / "out")
     assert result.code == 0, result.err
     assert len(list((tmp_path / "out").glob("*/result.json"))) == 2
     assert result.err.count("learning from basic features") == 1
+    assert result.err.count("warning: 1 image cannot be read: left out (0/broken.png: not an image") == 1

@@ -73,8 +73,10 @@ def compare(
     folder = out or Path("runs") / f"compare-{Path(data).resolve().name if is_path(data) else data}"
     given = {name: settings.pop(name) for name in RUN.settings if name in settings}
     share, executor = parse_part(part), executor_for(ray, warn)
-    given |= {"data_dir": data_dir, "device": device, "executor": executor, "part": share, "spelled": with_options}
-    records = run_all(data, methods, seeds, folder, settings, **given)
+    records = run_all(
+        data, methods, seeds, folder, settings, device=device, data_dir=data_dir, executor=executor, part=share,
+        spelled=with_options, warn=warn, **given,
+    )  # fmt: skip
     rows = summarize(records)
     if part is None:
         plot(records, folder / "error.png")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from mixmatch.methods import build, name_of
 from mixmatch.methods.base import Method, method_settings
 from mixmatch.training.evaluate import REPORTED
 from mixmatch.training.job import Work
-from mixmatch.training.opening import refuse_changed, user_data
+from mixmatch.training.opening import refuse_changed, say_findings, user_data
 from mixmatch.training.plan import plan
 from mixmatch.training.progress import Reporter, on_stderr
 from mixmatch.training.run import Record, RunFolder
@@ -41,6 +42,7 @@ def compare(
     executor: Executor | None = None,
     part: slice = slice(None),
     spelled: Callable[[str], str] = str,
+    warn: Callable[[str], None] = warnings.warn,
     **settings: Any,
 ) -> list[Record]:
     """Train each method with each seed, in `out`/METHOD-seedSEED: side by side on a GPU, else one after the other.
@@ -55,6 +57,7 @@ def compare(
         executor: who does the runs; by default this machine.
         part: which of the runs to do.
         spelled: how messages at the start of a run name settings.
+        warn: receives what was left out of user data.
         **settings: of the runs, the same for every method.
     """
     labels, out = _labels(methods), Path(out)
@@ -78,6 +81,9 @@ def compare(
         basis = user_data(read, unfinished[0].job.settings).basis
         if basis.missing:
             raise MixMatchError(f"{data} cannot be used to compare methods: {basis.missing}")
+        first = unfinished[0]
+        if not RunFolder(first.job.out).exists():
+            say_findings(read, first.job.settings, first.method or first.job.settings.build_method(), warn)
         for run in (RunFolder(each.job.out) for each in work if each not in unfinished):
             refuse_changed(run, run.config(), user_data(read, run.settings(), device))
         for each in unfinished:
