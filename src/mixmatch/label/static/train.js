@@ -35,7 +35,7 @@ export class TrainView {
       value: "10",
       onchange,
     });
-    this.steps = h("input", { type: "number", id: "steps", min: "1", step: "1", placeholder: "automatic", onchange });
+    this.steps = h("input", { type: "number", id: "steps", min: "1", step: "1", placeholder: "auto", onchange });
     this.every = h("input", {
       type: "number",
       id: "every",
